@@ -1,0 +1,126 @@
+#include "bind/testing.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/types.hpp"
+#include "device/cpu/cpu_device.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lily::bind {
+namespace {
+
+// n values of a stored type as float32.
+std::vector<float> floats(const uint8_t* data, uint64_t n, DType dtype) {
+  std::vector<float> out(n);
+  for (uint64_t i = 0; i < n; i++) {
+    if (dtype == DType::bf16) {
+      uint16_t h;
+      std::memcpy(&h, data + 2 * i, 2);
+      out[i] = bf16_to_f32(h);
+    } else {
+      uint32_t u;
+      std::memcpy(&u, data + 4 * i, 4);
+      if (dtype == DType::f32)
+        std::memcpy(&out[i], &u, 4);
+      else
+        out[i] = float(u);
+    }
+  }
+  return out;
+}
+
+nb::object array(const std::vector<float>& values) { return copy_array<float>(values.data(), values.size()); }
+
+nb::dict trace(NativeModel& m, nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids) {
+  auto session = std::make_shared<Session>(m.get());
+  std::vector<std::pair<std::string, std::vector<float>>> found;
+  {
+    nb::gil_scoped_release release;
+    session->trace(ids.data(), ids.size(), [&](const TraceTag& tag, const uint8_t* data, uint64_t bytes) {
+      found.emplace_back(tag.name, floats(data, bytes / dtype_bytes(tag.dtype), tag.dtype));
+    });
+  }
+  nb::dict result;
+  for (auto& [name, values] : found) result[nb::str(name.c_str())] = array(values);
+  return result;
+}
+
+// conv rows [3, C] and recurrent state [Nv, Dk, Dv] per linear layer, K and V [tokens, Hkv, D] per attention layer, all flat float32.
+nb::dict state(NativeSession& s) {
+  const Session& session = *s.get();
+  if (session.busy()) throw InvalidArgument("session is busy");
+  const Model& model = session.engine()->model();
+  nb::dict result;
+  if (!session.state()) return result;
+  const uint8_t* base = (*session.state())->host();
+  const AttentionShape a = model.spec.attention();
+  for (uint32_t i = 0; i < model.spec.num_layers; i++) {
+    const LayerWeights& l = model.weights.layers[i];
+    std::string name = "layers." + std::to_string(i) + ".";
+    if (!l.attention) {
+      const uint64_t conv = model.state.conv_bytes / dtype_bytes(model.storage);
+      result[nb::str((name + "conv_state").c_str())] = array(floats(base + model.state.conv[l.index], conv, model.storage));
+      result[nb::str((name + "recurrent_state").c_str())] = array(floats(base + model.state.recurrent[l.index], model.state.recurrent_bytes / 4, DType::f32));
+      continue;
+    }
+    KvCache& kv = session.engine()->kv();
+    const uint64_t row = uint64_t(a.D) * dtype_bytes(model.storage);
+    for (bool keys : {true, false}) {
+      const uint8_t* arena = (keys ? kv.k(l.index) : kv.v(l.index))->host();
+      std::vector<float> rows;
+      for (uint32_t t = 0; t < session.consumed(); t++)
+        for (uint32_t head = 0; head < a.Hkv; head++) {
+          uint64_t block = session.kv_blocks()[t / LILY_KV_BLOCK]->index();
+          auto one = floats(arena + ((block * a.Hkv + head) * LILY_KV_BLOCK + t % LILY_KV_BLOCK) * row, a.D, model.storage);
+          rows.insert(rows.end(), one.begin(), one.end());
+        }
+      result[nb::str((name + (keys ? "keys" : "values")).c_str())] = array(rows);
+    }
+  }
+  result["hidden"] = array(floats(base + model.state.hidden, model.spec.hidden_size, DType::f32));
+  return result;
+}
+
+void run_kernel(const std::string& name, const std::string& isa, const std::string& storage, nb::bytes args, nb::list buffers, uint32_t begin, uint32_t end) {
+  if (storage != "bfloat16" && storage != "float32") throw InvalidArgument("storage is '" + storage + "', expected bfloat16 or float32");
+  cpu::KernelFn fn = find_cpu_kernel(name, isa == "best" ? cpu_instruction_sets().front() : isa, storage == "float32" ? DType::f32 : DType::bf16);
+  std::vector<nb::ndarray<nb::c_contig, nb::device::cpu>> held;
+  std::vector<void*> pointers;
+  for (nb::handle h : buffers) {
+    if (h.is_none()) {
+      pointers.push_back(nullptr);
+      continue;
+    }
+    held.push_back(nb::cast<nb::ndarray<nb::c_contig, nb::device::cpu>>(h));
+    pointers.push_back(held.back().data());
+  }
+  std::string copy(args.c_str(), args.size());
+  nb::gil_scoped_release release;
+  fn({copy.data(), pointers.data()}, begin, end);
+}
+
+}  // namespace
+
+void define_testing(nb::module_& m) {
+  nb::module_ t = m.def_submodule("testing", "Hooks for tests; not a stable interface.");
+  t.def("fail_at", [](NativeModel& m, int step, int stage) { m.get()->device()->fail_at(step, stage); }, "model"_a, "step"_a, "stage"_a);
+  t.def("set_schedule", [](NativeModel& m, const std::string& text) { m.get()->set_schedule(Schedule::parse(text)); }, "model"_a, "schedule"_a);
+  t.def("trace", &trace, "model"_a, "ids"_a);
+  t.def("state", &state, "session"_a);
+  t.def("counters", [](NativeModel& m) {
+    Counters c = m.get()->device()->counters();
+    nb::dict d;
+    d["submissions"] = c.submissions;
+    d["stages"] = c.stages;
+    d["dispatches"] = c.dispatches;
+    return d;
+  }, "model"_a);
+  t.def("instruction_sets", [] { return cpu_instruction_sets(); });
+  t.def("kernels", [] { return cpu_kernel_names(); });
+  t.def("run_kernel", &run_kernel, "name"_a, "isa"_a, "storage"_a, "args"_a, "buffers"_a, "begin"_a, "end"_a);
+}
+
+}  // namespace lily::bind

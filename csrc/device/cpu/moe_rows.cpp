@@ -1,0 +1,77 @@
+// Mixture of experts in prefill: the slots of moe_group, expert by expert, so that an expert's weights are dequantised once for all its rows.
+// Order of sums and tiles in gemm_tile.hpp; a slot's bits do not depend on how many rows its expert got.
+#include "device/cpu/gemm_tile.hpp"
+#include "device/cpu/kernel.hpp"
+
+namespace lily::cpu::LILY_CPU_NS {
+
+constexpr uint32_t kPassSlots = 256;
+
+// offsets u32[E+1], slot_row u32[T*k], x act[T,K] (row slot_row[s]) or act[T*k,K] (by_slot), y f32[T*k,N], W stack [E,N,K]; y_s = W_e x_s.
+// Threadgroup g: expert g / ceil(N/64), outputs from 64 * (g % ceil(N/64)); an expert without slots returns at once.
+template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
+  const auto& a = args<LilyMoeRowsArgs>(c);
+  const uint32_t* offsets = buffer<uint32_t>(c, 0);
+  const RowSource<Act> x{buffer<const Act>(c, 2), a.by_slot ? nullptr : buffer<uint32_t>(c, 1), a.K};
+  const Weight w = make_weight(a.a, a.K, c.buffers + 4);
+  const uint32_t tiles = (a.N + kTileN - 1) / kTileN;
+  alignas(64) float acc[kPassSlots * kTileN];
+  for (uint32_t g = begin; g < end; g++) {
+    const uint32_t e = g / tiles, first = g % tiles * kTileN, n = smaller(kTileN, a.N - first);
+    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassSlots) {
+      const uint32_t rows = smaller(kPassSlots, offsets[e + 1] - s);
+      tile_product(w, uint64_t(e) * a.a_stride + first, n, x, s, rows, acc);
+      for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t j = 0; j < n; j += 16) store_n(buffer<float>(c, 3) + uint64_t(s + i) * a.N + first + j, load(acc + i * kTileN + j), n - j);
+    }
+  }
+}
+
+// offsets, slot_row, x act[T,K], a act[T*k,N], gate and up stacks [E,N,K]; a_s = round(silu(G_e x_s) * (U_e x_s)). Threadgroups as above.
+template <class Act> static void moe_gate_up_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
+  const auto& a = args<LilyMoeRowsArgs>(c);
+  const uint32_t* offsets = buffer<uint32_t>(c, 0);
+  const RowSource<Act> x{buffer<const Act>(c, 2), buffer<uint32_t>(c, 1), a.K};
+  const Weight gate = make_weight(a.a, a.K, c.buffers + 4), up = make_weight(a.b, a.K, c.buffers + 7);
+  const uint32_t tiles = (a.N + kTileN - 1) / kTileN;
+  alignas(64) float g_acc[kPassSlots * kTileN], u_acc[kPassSlots * kTileN];
+  for (uint32_t g = begin; g < end; g++) {
+    const uint32_t e = g / tiles, first = g % tiles * kTileN, n = smaller(kTileN, a.N - first);
+    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassSlots) {
+      const uint32_t rows = smaller(kPassSlots, offsets[e + 1] - s);
+      tile_product(gate, uint64_t(e) * a.a_stride + first, n, x, s, rows, g_acc);
+      tile_product(up, uint64_t(e) * a.b_stride + first, n, x, s, rows, u_acc);
+      for (uint32_t i = 0; i < rows; i++) swiglu(g_acc + i * kTileN, u_acc + i * kTileN, n, buffer<Act>(c, 3) + uint64_t(s + i) * a.N + first);
+    }
+  }
+}
+
+// step, slot_of u32[T,k], route f32[T,k], y f32[T*k,H], shared f32[T,H], shared_logit f32[T], h f32[T,H].
+// h += (sum over j of route_j * y[slot_of_j], j ascending) + sigmoid(shared_logit) * shared. grid: T
+template <class Act> static void moe_combine_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
+  const auto& a = args<LilyMoeRowsArgs>(c);
+  const uint32_t T = buffer<LilyStep>(c, 0)->rows;
+  const float* y = buffer<float>(c, 3);
+  for (uint32_t t = begin; t < end && t < T; t++) {
+    const uint32_t* slot_of = buffer<uint32_t>(c, 1);  // absent: slots are in the order of rows and choices
+    const float* route = buffer<float>(c, 2) + uint64_t(t) * a.k;
+    const float* shared = buffer<float>(c, 4) + uint64_t(t) * a.H;
+    const V gate = splat(sigmoid1(buffer<float>(c, 5)[t]));
+    float* h = buffer<float>(c, 6) + uint64_t(t) * a.H;
+    for (uint32_t i = 0; i < a.H; i += 16) {
+      const uint32_t n = a.H - i;
+      V sum = zero();
+      for (uint32_t j = 0; j < a.k; j++) {
+        const uint64_t choice = uint64_t(t) * a.k + j, slot = slot_of ? slot_of[choice] : choice;
+        sum = fma(splat(route[j]), load_n(y + slot * a.H + i, n), sum);
+      }
+      sum = fma(gate, load_n(shared + i, n), sum);
+      store_n(h + i, add(load_n(h + i, n), sum), n);
+    }
+  }
+}
+
+}  // namespace lily::cpu::LILY_CPU_NS
+
+LILY_KERNELS(moe_rows, {"moe_gemm_rows", moe_gemm_rows<Bf16>, moe_gemm_rows<F32>}, {"moe_gate_up_rows", moe_gate_up_rows<Bf16>, moe_gate_up_rows<F32>},
+             {"moe_combine_rows", moe_combine_rows<Bf16>, moe_combine_rows<F32>})

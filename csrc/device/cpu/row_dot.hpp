@@ -1,0 +1,273 @@
+#ifndef AHEAD
+#define AHEAD 4096
+#endif
+#ifndef PG
+#define PG 1
+#endif
+// The dot products of decode: rows of a weight, each times one vector x, with w = scale*q + bias in fp32, unrounded.
+// Order of the sums of a row (contract: fused kernels and twins share it, however rows are grouped):
+//   lanes: acc = sum over vectors of 16 groups of bias * xsum, ascending; then per step: partial = sum of q*x, acc = fma(scale, partial, acc);
+//   y = the lanes of acc, folded by halves.
+// A step is 128 codes of 4 bits (16 words; lane i holds codes 8i..8i+7, so x is permuted once per kernel call), 64 codes of 8 bits,
+// one group of any other width, or 16 plain values.
+#pragma once
+#include "device/cpu/rms.hpp"
+#include "device/cpu/weight.hpp"
+
+namespace lily::cpu::LILY_CPU_NS {
+
+// The vector as the rows of one format want it.
+struct Input {
+  const float* x;     // K values in the order of the steps, zeros up to a multiple of 128
+  const float* sums;  // sum of x per group, zeros up to a multiple of 16
+};
+
+LILY_INLINE uint32_t vector_floats(uint32_t K) { return round_up(K, 128); }
+// Floats that arrange() needs.
+LILY_INLINE uint32_t arranged_floats(const Weight& w) { return vector_floats(w.K) + round_up(w.groups, 16); }
+
+// Puts a vector of vector_floats(K) in order; `scratch` holds what is not `natural` itself.
+static Input arrange(const Weight& w, const float* natural, float* scratch) {
+  float* sums = scratch + vector_floats(w.K);
+  for (uint32_t g = 0; g < round_up(w.groups, 16); g++) {
+    V s = zero();
+    for (uint32_t i = 0; g < w.groups && i < w.fmt.group; i += 16) s = add(s, load(natural + g * w.fmt.group + i));
+    sums[g] = reduce_add(s);
+  }
+  if (!w.fast(4)) return {natural, sums};
+  for (uint32_t j = 0; j < w.K; j += 128)
+    for (uint32_t k = 0; k < 8; k++)
+      for (uint32_t i = 0; i < 16; i++) scratch[j + 16 * k + i] = natural[j + 8 * i + k];
+  return {scratch, sums};
+}
+
+// Activations as floats, zero-padded for arrange().
+template <class Act> static void expand(const Act* x, uint32_t K, float* out) {
+  for (uint32_t i = 0; i < K; i += 16) store(out + i, load(x + i));
+  for (uint32_t i = K; i < vector_floats(K); i++) out[i] = 0;
+}
+
+// x = round((h * r) * weight), r from the partial sums of squares.
+template <class Act> static void expand_normed(const float* h, const float* ssq, const float* weight, uint32_t K, float eps, float* out) {
+  float r = rms_scale(ssq, K, eps);
+  for (uint32_t i = 0; i < K; i += 16) store(out + i, rms_apply<Act>(load(h + i), r, load(weight + i)));
+  for (uint32_t i = K; i < vector_floats(K); i++) out[i] = 0;
+}
+
+// Eight bf16 values in the lower half of the lanes.
+LILY_INLINE V load_bf16_half(const void* p) {
+#if defined(__AVX512F__)
+  return from_bits(shl<16>(U{_mm512_cvtepu16_epi32(_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)p)))}));
+#elif defined(__AVX2__)
+  return from_bits(shl<16>(U{_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), _mm256_setzero_si256()}));
+#else
+  uint16_t t[16] = {};
+  std::memcpy(t, p, 16);
+  return load_bf16(t);
+#endif
+}
+
+LILY_INLINE V bias_part(const uint8_t* biases, const float* sums, uint32_t groups) {
+  V acc = zero();
+  uint32_t g = 0;
+  for (; g + 16 <= groups; g += 16) acc = fma(load_bf16(biases + 2 * g), load(sums + g), acc);
+  if (groups - g == 8) {
+    acc = fma(load_bf16_half(biases + 2 * g), load(sums + g), acc);
+  } else if (g < groups) {
+    uint8_t tail[32] = {};
+    std::memcpy(tail, biases + 2 * g, 2 * (groups - g));
+    acc = fma(load_bf16(tail), load(sums + g), acc);
+  }
+  return acc;
+}
+
+// y[r] = reduce_add(acc[r]); four at a time share the folding.
+template <uint32_t R> LILY_INLINE void reduce_rows(const V* acc, float* y) {
+#if defined(__AVX512F__)
+  if constexpr (R == 4) {
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(acc[0].v, acc[1].v, 0x44), _mm512_shuffle_f32x4(acc[0].v, acc[1].v, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(acc[2].v, acc[3].v, 0x44), _mm512_shuffle_f32x4(acc[2].v, acc[3].v, 0xee));
+    __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));  // row r in 128-bit part r
+    four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+    four = _mm512_add_ps(four, _mm512_permute_ps(four, 0xb1));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    _mm_storeu_ps(y, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, four)));
+    return;
+  }
+#endif
+  for (uint32_t r = 0; r < R; r++) y[r] = reduce_add(acc[r]);
+}
+
+// How far ahead codes are fetched: into the rows after those at hand, and far enough to hide memory when rows are short.
+LILY_INLINE uint64_t prefetch_distance(uint64_t rows_bytes) { return rows_bytes > AHEAD ? rows_bytes : AHEAD; }
+// The next rows' scales and biases.
+template <uint32_t R> LILY_INLINE void prefetch_groups(const Weight& w, uint64_t first) {
+  if (PG)
+  for (uint32_t i = 0; i < R * w.groups * 2; i += 64) {
+    __builtin_prefetch(w.row_scales(first + R) + i);
+    __builtin_prefetch(w.row_biases(first + R) + i);
+  }
+}
+
+// The low four bits of each lane as a float.
+LILY_INLINE V nibble(U c, V table) {
+#if defined(__AVX512F__)
+  return permute(table, c);
+#else
+  (void)table;
+  return to_float(andu(c, splatu(15)));
+#endif
+}
+// Keeps a loaded vector in its register: folded into seven shifts, a load that crosses a cache line would be paid seven times.
+LILY_INLINE U held(U c) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(c.v));
+#elif defined(__AVX2__)
+  __asm__("" : "+x"(c.lo), "+x"(c.hi));
+#endif
+  return c;
+}
+// Two neighbouring scales: the first in lanes 0-7, the second in lanes 8-15.
+LILY_INLINE V scale_pair(const uint8_t* p) {
+  uint32_t two = load_any<uint32_t>(p);
+#if defined(__AVX512F__)
+  const __m512i select = _mm512_set_epi64(0x0302808003028080ll, 0x0302808003028080ll, 0x0302808003028080ll, 0x0302808003028080ll,
+                                          0x0100808001008080ll, 0x0100808001008080ll, 0x0100808001008080ll, 0x0100808001008080ll);
+  return {_mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_set1_epi32(int(two)), select))};
+#elif defined(__AVX2__)
+  return {_mm256_set1_ps(bits_float(two << 16)), _mm256_set1_ps(bits_float(two & 0xffff0000u))};
+#else
+  V r;
+  for (int i = 0; i < 16; i++) r.v[i] = bits_float(i < 8 ? two << 16 : two & 0xffff0000u);
+  return r;
+#endif
+}
+
+// Each of these computes R rows from `first` at once, to hide the latency of their chains; R never changes a row's bits.
+struct DotAffine4 {
+  template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
+    static const float digits[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const V table = load(digits);
+    const uint8_t* codes = w.row(first);
+    const uint8_t* scales = w.row_scales(first);
+    const uint64_t row_bytes = w.row_bytes, scale_bytes = w.groups * 2, ahead = prefetch_distance(R * row_bytes);
+    prefetch_groups<R>(w, first);
+    V acc[R];
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = bias_part(w.row_biases(first + r), in.sums, w.groups);
+    const uint32_t steps = w.K / 128;
+    for (uint32_t s = 0; s < steps; s++) {
+      const float* x = in.x + 128 * s;
+      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
+        const uint8_t* p = codes + r * row_bytes + 64 * s;
+        __builtin_prefetch(p + ahead);
+        acc[r] = fma(scale_pair(scales + r * scale_bytes + 4 * s), step(held(loadu(p)), x, table), acc[r]);
+      }
+    }
+    if (w.K % 128)
+      for (uint32_t r = 0; r < R; r++) {
+        uint8_t half[64] = {};
+        std::memcpy(half, codes + r * row_bytes + 64 * steps, 32);
+        V scale = splat(bf16_at(scales + r * scale_bytes + 4 * steps));
+        acc[r] = fma(scale, step(loadu(half), in.x + 128 * steps, table), acc[r]);
+      }
+    reduce_rows<R>(acc, y);
+  }
+
+ private:
+  LILY_INLINE V step(U c, const float* x, V table) {
+    V p = mul(nibble(c, table), load(x));
+    p = fma(nibble(shr<4>(c), table), load(x + 16), p);
+    p = fma(nibble(shr<8>(c), table), load(x + 32), p);
+    p = fma(nibble(shr<12>(c), table), load(x + 48), p);
+    p = fma(nibble(shr<16>(c), table), load(x + 64), p);
+    p = fma(nibble(shr<20>(c), table), load(x + 80), p);
+    p = fma(nibble(shr<24>(c), table), load(x + 96), p);
+    return fma(nibble(shr<28>(c), table), load(x + 112), p);
+  }
+};
+
+struct DotAffine8 {
+  template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
+    const uint8_t* codes = w.row(first);
+    const uint8_t* scales = w.row_scales(first);
+    prefetch_groups<R>(w, first);
+    V acc[R];
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = bias_part(w.row_biases(first + r), in.sums, w.groups);
+    const uint64_t ahead = prefetch_distance(R * w.row_bytes);
+    for (uint32_t g = 0; g < w.groups; g++) {
+      const float* x = in.x + 64 * g;
+      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
+        const uint8_t* p = codes + r * w.row_bytes + 64 * g;
+        __builtin_prefetch(p + ahead);
+        V q = mul(to_float(load_u8(p)), load(x));
+        q = fma(to_float(load_u8(p + 16)), load(x + 16), q);
+        q = fma(to_float(load_u8(p + 32)), load(x + 32), q);
+        q = fma(to_float(load_u8(p + 48)), load(x + 48), q);
+        acc[r] = fma(splat(bf16_at(scales + (r * uint64_t(w.groups) + g) * 2)), q, acc[r]);
+      }
+    }
+    reduce_rows<R>(acc, y);
+  }
+};
+
+struct DotAffineAny {
+  template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
+    const CodeReader reader(w.fmt.bits);
+    for (uint32_t r = 0; r < R; r++) {
+      const uint8_t *codes = w.row(first + r), *scales = w.row_scales(first + r);
+      V acc = bias_part(w.row_biases(first + r), in.sums, w.groups);
+      for (uint32_t g = 0; g < w.groups; g++) {
+        V q = zero();
+        for (uint32_t i = 0; i < w.fmt.group; i += 16) {
+          uint32_t j = g * w.fmt.group + i;
+          q = fma(reader.read(codes, w.row_bytes, j), load(in.x + j), q);
+        }
+        acc = fma(splat(bf16_at(scales + 2 * g)), q, acc);
+      }
+      y[r] = reduce_add(acc);
+    }
+  }
+};
+
+template <uint32_t kind> struct DotPlain {
+  template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
+    const uint8_t* p = w.row(first);
+    V acc[R];
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = zero();
+    for (uint32_t j = 0; j < w.K; j += 16)
+      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
+        const uint8_t* at = p + r * w.row_bytes + j * (kind == LILY_W_F32 ? 4 : 2);
+        V v;
+        if constexpr (kind == LILY_W_BF16) v = load_bf16(at);
+        else if constexpr (kind == LILY_W_F16) v = load_f16(at);
+        else v = from_bits(loadu(at));
+        acc[r] = fma(v, load(in.x + j), acc[r]);
+      }
+    reduce_rows<R>(acc, y);
+  }
+};
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+constexpr uint32_t kRowsAtOnce = 4;
+#else
+constexpr uint32_t kRowsAtOnce = 1;
+#endif
+
+template <class Dot> static void dot_each(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
+  for (; n >= kRowsAtOnce; n -= kRowsAtOnce, first += kRowsAtOnce, y += kRowsAtOnce) Dot::template run<kRowsAtOnce>(w, in, first, y);
+  for (; n; n--, first++, y++) Dot::template run<1>(w, in, first, y);
+}
+
+// y[i] = row (first + i) of w times x, for n rows.
+static void dot_rows(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
+  if (w.fast(4)) return dot_each<DotAffine4>(w, in, first, n, y);
+  if (w.fast(8)) return dot_each<DotAffine8>(w, in, first, n, y);
+  switch (w.fmt.kind) {
+    case LILY_W_AFFINE: return dot_each<DotAffineAny>(w, in, first, n, y);
+    case LILY_W_BF16: return dot_each<DotPlain<LILY_W_BF16>>(w, in, first, n, y);
+    case LILY_W_F16: return dot_each<DotPlain<LILY_W_F16>>(w, in, first, n, y);
+    default: return dot_each<DotPlain<LILY_W_F32>>(w, in, first, n, y);
+  }
+}
+
+}  // namespace lily::cpu::LILY_CPU_NS

@@ -1,0 +1,233 @@
+// Sixteen floats at a time, with the same lane order, the same order of sums and the same fused multiply-adds on every x86 variant, so that
+// AVX2 and AVX-512 agree bit for bit. The portable form multiplies and adds separately. All loads and stores accept any address.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#pragma GCC diagnostic push
+#if defined(__GNUC__) && !defined(__clang__)  // gcc 12 takes its own "undefined" vectors for mistakes
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#ifndef LILY_CPU_NS
+#error "compile kernel files with LILY_CPU_NS set"
+#endif
+
+#define LILY_INLINE static inline __attribute__((always_inline))
+
+namespace lily::cpu::LILY_CPU_NS {
+
+struct Bf16 { uint16_t bits; };  // activation storage as shipped
+struct F32 { float value; };     // activation storage of the debug mode
+
+LILY_INLINE uint32_t float_bits(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
+LILY_INLINE float bits_float(uint32_t u) { float f; std::memcpy(&f, &u, 4); return f; }
+LILY_INLINE float bf16_float(uint16_t v) { return bits_float(uint32_t(v) << 16); }
+LILY_INLINE uint16_t float_bf16(float f) {
+  uint32_t b = float_bits(f);
+  if ((b & 0x7fffffffu) > 0x7f800000u) return uint16_t((b >> 16) | 0x40);
+  return uint16_t((b + 0x7fffu + ((b >> 16) & 1)) >> 16);
+}
+template <class T> LILY_INLINE T load_any(const void* p) { T v; std::memcpy(&v, p, sizeof(T)); return v; }
+
+#if defined(__AVX512F__)
+struct V { __m512 v; };
+struct U { __m512i v; };
+LILY_INLINE V zero() { return {_mm512_setzero_ps()}; }
+LILY_INLINE V splat(float x) { return {_mm512_set1_ps(x)}; }
+LILY_INLINE V load(const float* p) { return {_mm512_loadu_ps(p)}; }
+LILY_INLINE void store(float* p, V a) { _mm512_storeu_ps(p, a.v); }
+LILY_INLINE V add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+LILY_INLINE V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+LILY_INLINE V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
+LILY_INLINE V div(V a, V b) { return {_mm512_div_ps(a.v, b.v)}; }
+LILY_INLINE V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
+LILY_INLINE V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
+LILY_INLINE V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a*b + c
+LILY_INLINE V round_nearest(V a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+LILY_INLINE U to_int(V a) { return {_mm512_cvtps_epi32(a.v)}; }                 // values already integral
+LILY_INLINE V to_float(U a) { return {_mm512_cvtepi32_ps(a.v)}; }               // signed
+LILY_INLINE U loadu(const void* p) { return {_mm512_loadu_si512(p)}; }          // 16 little-endian u32
+LILY_INLINE U splatu(uint32_t x) { return {_mm512_set1_epi32(int(x))}; }
+LILY_INLINE U addu(U a, U b) { return {_mm512_add_epi32(a.v, b.v)}; }
+LILY_INLINE U andu(U a, U b) { return {_mm512_and_si512(a.v, b.v)}; }
+LILY_INLINE U oru(U a, U b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int n> LILY_INLINE U shl(U a) { return {_mm512_slli_epi32(a.v, n)}; }
+template <int n> LILY_INLINE U shr(U a) { return {_mm512_srli_epi32(a.v, n)}; }
+LILY_INLINE U shrv(U a, U n) { return {_mm512_srlv_epi32(a.v, n.v)}; }  // each lane by its own count
+LILY_INLINE U bits(V a) { return {_mm512_castps_si512(a.v)}; }
+LILY_INLINE V from_bits(U a) { return {_mm512_castsi512_ps(a.v)}; }
+LILY_INLINE V permute(V table, U index) { return {_mm512_permutexvar_ps(index.v, table.v)}; }  // lane i = table[index[i] & 15]
+LILY_INLINE U load_u8(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+LILY_INLINE U load_u16(const void* p) { return {_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))}; }
+LILY_INLINE void store_u16(void* p, U a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
+LILY_INLINE U gather_u32(const void* p, U byte_offset) { return {_mm512_i32gather_epi32(byte_offset.v, p, 1)}; }
+LILY_INLINE float reduce_add(V a) {
+  __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)));
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+#elif defined(__AVX2__)
+struct V { __m256 lo, hi; };
+struct U { __m256i lo, hi; };
+LILY_INLINE V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+LILY_INLINE V splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+LILY_INLINE V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+LILY_INLINE void store(float* p, V a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+LILY_INLINE V add(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+LILY_INLINE V sub(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+LILY_INLINE V mul(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+LILY_INLINE V div(V a, V b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+LILY_INLINE V max(V a, V b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+LILY_INLINE V min(V a, V b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+LILY_INLINE V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+LILY_INLINE V round_nearest(V a) { return {_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8)}; }
+LILY_INLINE U to_int(V a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+LILY_INLINE V to_float(U a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+LILY_INLINE U loadu(const void* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)((const char*)p + 32))}; }
+LILY_INLINE U splatu(uint32_t x) { return {_mm256_set1_epi32(int(x)), _mm256_set1_epi32(int(x))}; }
+LILY_INLINE U addu(U a, U b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+LILY_INLINE U andu(U a, U b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+LILY_INLINE U oru(U a, U b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+template <int n> LILY_INLINE U shl(U a) { return {_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)}; }
+template <int n> LILY_INLINE U shr(U a) { return {_mm256_srli_epi32(a.lo, n), _mm256_srli_epi32(a.hi, n)}; }
+LILY_INLINE U shrv(U a, U n) { return {_mm256_srlv_epi32(a.lo, n.lo), _mm256_srlv_epi32(a.hi, n.hi)}; }
+LILY_INLINE U bits(V a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+LILY_INLINE V from_bits(U a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+LILY_INLINE __m256 permute_half(V t, __m256i i) {
+  __m256 low = _mm256_permutevar8x32_ps(t.lo, i), high = _mm256_permutevar8x32_ps(t.hi, i);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+}
+LILY_INLINE V permute(V table, U index) { return {permute_half(table, index.lo), permute_half(table, index.hi)}; }
+LILY_INLINE U load_u8(const void* p) {
+  __m128i b = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))};
+}
+LILY_INLINE U load_u16(const void* p) {
+  return {_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)((const char*)p + 16)))};
+}
+LILY_INLINE void store_u16(void* p, U a) {  // values below 65536
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lo, a.hi), 0xd8);
+  _mm256_storeu_si256((__m256i*)p, packed);
+}
+LILY_INLINE U gather_u32(const void* p, U o) { return {_mm256_i32gather_epi32((const int*)p, o.lo, 1), _mm256_i32gather_epi32((const int*)p, o.hi, 1)}; }
+LILY_INLINE float reduce_add(V a) {
+  __m256 b = _mm256_add_ps(a.lo, a.hi);
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+#else
+struct V { float v[16]; };
+struct U { uint32_t v[16]; };
+#define LILY_EACH for (int i = 0; i < 16; i++)
+LILY_INLINE V zero() { V r; LILY_EACH r.v[i] = 0; return r; }
+LILY_INLINE V splat(float x) { V r; LILY_EACH r.v[i] = x; return r; }
+LILY_INLINE V load(const float* p) { V r; std::memcpy(r.v, p, 64); return r; }
+LILY_INLINE void store(float* p, V a) { std::memcpy(p, a.v, 64); }
+LILY_INLINE V add(V a, V b) { LILY_EACH a.v[i] += b.v[i]; return a; }
+LILY_INLINE V sub(V a, V b) { LILY_EACH a.v[i] -= b.v[i]; return a; }
+LILY_INLINE V mul(V a, V b) { LILY_EACH a.v[i] *= b.v[i]; return a; }
+LILY_INLINE V div(V a, V b) { LILY_EACH a.v[i] /= b.v[i]; return a; }
+LILY_INLINE V max(V a, V b) { LILY_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+LILY_INLINE V min(V a, V b) { LILY_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
+LILY_INLINE V fma(V a, V b, V c) { LILY_EACH a.v[i] = a.v[i] * b.v[i] + c.v[i]; return a; }
+LILY_INLINE V round_nearest(V a) { LILY_EACH a.v[i] = (a.v[i] + 12582912.0f) - 12582912.0f; return a; }  // |a| below 2^22
+LILY_INLINE U to_int(V a) { U r; LILY_EACH r.v[i] = uint32_t(int32_t(a.v[i])); return r; }
+LILY_INLINE V to_float(U a) { V r; LILY_EACH r.v[i] = float(int32_t(a.v[i])); return r; }
+LILY_INLINE U loadu(const void* p) { U r; std::memcpy(r.v, p, 64); return r; }
+LILY_INLINE U splatu(uint32_t x) { U r; LILY_EACH r.v[i] = x; return r; }
+LILY_INLINE U addu(U a, U b) { LILY_EACH a.v[i] += b.v[i]; return a; }
+LILY_INLINE U andu(U a, U b) { LILY_EACH a.v[i] &= b.v[i]; return a; }
+LILY_INLINE U oru(U a, U b) { LILY_EACH a.v[i] |= b.v[i]; return a; }
+template <int n> LILY_INLINE U shl(U a) { LILY_EACH a.v[i] <<= n; return a; }
+template <int n> LILY_INLINE U shr(U a) { LILY_EACH a.v[i] >>= n; return a; }
+LILY_INLINE U shrv(U a, U n) { LILY_EACH a.v[i] >>= n.v[i]; return a; }
+LILY_INLINE U bits(V a) { U r; std::memcpy(r.v, a.v, 64); return r; }
+LILY_INLINE V from_bits(U a) { V r; std::memcpy(r.v, a.v, 64); return r; }
+LILY_INLINE V permute(V t, U x) { V r; LILY_EACH r.v[i] = t.v[x.v[i] & 15]; return r; }
+LILY_INLINE U load_u8(const void* p) { U r; LILY_EACH r.v[i] = ((const uint8_t*)p)[i]; return r; }
+LILY_INLINE U load_u16(const void* p) { U r; LILY_EACH r.v[i] = load_any<uint16_t>((const char*)p + 2 * i); return r; }
+LILY_INLINE void store_u16(void* p, U a) { LILY_EACH { uint16_t h = uint16_t(a.v[i]); std::memcpy((char*)p + 2 * i, &h, 2); } }
+LILY_INLINE U gather_u32(const void* p, U o) { U r; LILY_EACH r.v[i] = load_any<uint32_t>((const char*)p + int32_t(o.v[i])); return r; }
+LILY_INLINE float reduce_add(V a) {
+  float b[8], c[4];
+  for (int i = 0; i < 8; i++) b[i] = a.v[i] + a.v[i + 8];
+  for (int i = 0; i < 4; i++) c[i] = b[i] + b[i + 4];
+  return (c[0] + c[2]) + (c[1] + c[3]);
+}
+#endif
+
+// ---- activation storage ----
+LILY_INLINE V load(const Bf16* p) { return from_bits(shl<16>(load_u16(p))); }
+LILY_INLINE V load(const F32* p) { return load(&p->value); }
+LILY_INLINE U bf16_bits(V a) {  // rounded to nearest even, in the upper half of each lane
+  U b = bits(a);
+  U odd = andu(shr<16>(b), splatu(1));
+  return andu(addu(b, addu(odd, splatu(0x7fff))), splatu(0xffff0000u));
+}
+template <class Act> LILY_INLINE V round_act(V a);
+template <> inline __attribute__((always_inline)) V round_act<Bf16>(V a) { return from_bits(bf16_bits(a)); }
+template <> inline __attribute__((always_inline)) V round_act<F32>(V a) { return a; }
+template <class Act> LILY_INLINE float round_act(float a);
+template <> inline __attribute__((always_inline)) float round_act<Bf16>(float a) { return bf16_float(float_bf16(a)); }
+template <> inline __attribute__((always_inline)) float round_act<F32>(float a) { return a; }
+LILY_INLINE void store(Bf16* p, V a) { store_u16(p, shr<16>(bf16_bits(a))); }
+LILY_INLINE void store(F32* p, V a) { store(&p->value, a); }
+LILY_INLINE float load1(const Bf16* p) { return bf16_float(p->bits); }
+LILY_INLINE float load1(const F32* p) { return p->value; }
+LILY_INLINE void store1(Bf16* p, float a) { p->bits = float_bf16(a); }
+LILY_INLINE void store1(F32* p, float a) { p->value = a; }
+
+// Multiply-add of single floats with the same rounding as the vector form.
+LILY_INLINE float fma1(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// e^x within 2 ulp; 0 below -87.5 (no subnormals), inf above 88.8, NaN kept. Range reduction by ln 2 in two parts, degree-7 polynomial.
+#if defined(__AVX2__)
+LILY_INLINE
+#else
+static inline __attribute__((noinline))  // inlined at every use, its scalar loops dominate the build
+#endif
+V exp(V x) {
+  V clamped = min(splat(89.0f), max(splat(-87.5f), x));
+  V n = round_nearest(mul(clamped, splat(1.44269504f)));
+  V r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  V p = splat(1.0f / 5040);
+  p = fma(p, r, splat(1.0f / 720));
+  p = fma(p, r, splat(1.0f / 120));
+  p = fma(p, r, splat(1.0f / 24));
+  p = fma(p, r, splat(1.0f / 6));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  // 2^n in two factors, so that n = 128 overflows to infinity and not to garbage
+  U half = to_int(round_nearest(mul(n, splat(0.5f))));
+  U rest = to_int(sub(n, to_float(half)));
+  V a = from_bits(shl<23>(addu(half, splatu(127)))), b = from_bits(shl<23>(addu(rest, splatu(127))));
+  V y = mul(mul(p, a), b);
+  // lanes below the clamp are zero
+  V below = sub(x, splat(-87.5f));
+  U sign = bits(min(below, zero()));
+  U keep = addu(splatu(0xffffffffu), shr<31>(sign));  // all ones when x >= -87.5, else 0
+  return from_bits(andu(bits(y), keep));
+}
+LILY_INLINE float first(V a) { float t[16]; store(t, a); return t[0]; }
+LILY_INLINE float exp1(float x) { return first(exp(splat(x))); }
+LILY_INLINE V sigmoid(V x) { return div(splat(1), add(splat(1), exp(sub(zero(), x)))); }
+LILY_INLINE V silu(V x) { return div(x, add(splat(1), exp(sub(zero(), x)))); }
+LILY_INLINE float sigmoid1(float x) { return 1.0f / (1.0f + exp1(-x)); }
+
+}  // namespace lily::cpu::LILY_CPU_NS

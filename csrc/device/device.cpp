@@ -1,0 +1,45 @@
+#include "device/device.hpp"
+
+#include "base/error.hpp"
+#include "device/cpu/cpu_device.hpp"
+
+namespace lily {
+
+Ticket::Status Ticket::status() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return status_;
+}
+
+bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return status_ != Status::pending; });
+}
+
+void Ticket::check() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (status_ == Status::failed) throw GPUError(stage_, log_);
+  if (status_ == Status::skipped) throw GPUError(-1, "skipped: the step before it failed");
+  if (status_ == Status::cancelled) throw CancelledError("cancelled");
+}
+
+void Ticket::finish(Status status, int stage, std::string log) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    status_ = status;
+    stage_ = stage;
+    log_ = std::move(log);
+  }
+  changed_.notify_all();
+}
+
+DevicePtr open_device(const std::string& name) {
+  if (name == "auto" || name == "cpu") return make_cpu_device(DType::bf16);
+  if (name == "cpu:float32") return make_cpu_device(DType::f32);
+  if (name == "metal") throw DeviceError("device 'metal' is not available: this build has no Metal device; use device='cpu'");
+  if (name == "cuda") throw DeviceError("device 'cuda' is not available: this build has no CUDA device; use device='cpu'");
+  throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, cpu:float32");
+}
+
+std::vector<DeviceInfo> list_devices() { return {cpu_device_info(DType::bf16), cpu_device_info(DType::f32)}; }
+
+}  // namespace lily

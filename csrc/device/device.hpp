@@ -1,0 +1,96 @@
+// The device interface: memory, prepared programs, and submissions that run in the order in which they were made.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "device/dispatch.hpp"
+
+namespace lily {
+
+// Host-visible device memory. The host touches a range only while no submission in flight uses it.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual uint8_t* host() = 0;
+  virtual uint64_t bytes() const = 0;
+};
+using BufferPtr = std::shared_ptr<Buffer>;
+
+struct Binding {
+  BufferPtr buffer;
+  uint64_t offset = 0;
+};
+using Bindings = std::vector<Binding>;  // indexed by Symbol
+
+// The outcome of one submission. A device records failures here and never throws from its own thread.
+class Ticket {
+ public:
+  enum class Status { pending, done, failed, cancelled, skipped };
+  Status status() const;
+  bool wait_for(std::chrono::milliseconds timeout) const;  // true when no longer pending
+  void check() const;  // throws GPUError or CancelledError; call when not pending
+  void finish(Status status, int stage = -1, std::string log = "");
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  Status status_ = Status::pending;
+  int stage_ = -1;
+  std::string log_;
+};
+using TicketPtr = std::shared_ptr<Ticket>;
+
+// A program made ready for one device: kernels looked up, arguments laid out.
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+};
+using PreparedPtr = std::shared_ptr<const Prepared>;
+
+struct Submission {
+  PreparedPtr program;
+  Bindings bindings;  // must keep every buffer alive; dropped when the submission has finished
+  TicketPtr after;    // when that one did not succeed, this one is skipped
+  std::shared_ptr<std::atomic<bool>> cancel;  // polled between stages
+  std::function<void(const Dispatch&, const Bindings&)> observe;  // after each dispatch, dispatches one by one (trace)
+};
+
+struct DeviceInfo {
+  std::string name, kind, description, isa, storage;
+  int threads = 0;
+  uint64_t memory_bytes = 0;
+};
+
+// What a device has executed since it was opened.
+struct Counters {
+  uint64_t submissions = 0, stages = 0, dispatches = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceInfo info() const = 0;
+  virtual DType storage() const = 0;                      // bf16, or f32 in the debug mode
+  virtual BufferPtr allocate(uint64_t bytes) = 0;         // contents undefined; OutOfMemoryError
+  virtual BufferPtr wrap(const uint8_t* data, uint64_t bytes, std::shared_ptr<void> owner) = 0;  // read-only weights in mapped memory
+  virtual PreparedPtr prepare(std::vector<Dispatch> dispatches, Stages stages) = 0;
+  virtual TicketPtr submit(Submission submission) = 0;
+  virtual int in_flight() const = 0;
+  virtual Counters counters() const = 0;
+  // Test hook: the submission numbered `step` from now on (0 is the next) fails at `stage`.
+  virtual void fail_at(int step, int stage) = 0;
+};
+using DevicePtr = std::shared_ptr<Device>;
+
+// "auto", "cpu", "cpu:float32"; DeviceError for a device that this build or machine lacks.
+DevicePtr open_device(const std::string& name);
+std::vector<DeviceInfo> list_devices();
+
+}  // namespace lily

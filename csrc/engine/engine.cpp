@@ -1,0 +1,125 @@
+#include "engine/engine.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <thread>
+
+namespace lily {
+
+std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit, const Progress& progress) {
+  std::shared_ptr<Engine> e(new Engine());
+  e->policy_ = Policy::from_environment();
+  if (const char* text = std::getenv("LILY_SCHEDULE"); text && *text) e->schedule_ = Schedule::parse(text);
+  e->device_ = open_device(device_name);
+  e->model_ = std::make_unique<Model>(spec, sources, e->device_->storage());
+  uint64_t limit = memory_limit ? memory_limit : std::max<uint64_t>(e->device_->info().memory_bytes, 1);
+  e->budget_ = std::make_shared<MemoryBudget>(limit);
+
+  // Refused before anything is read: weights, three states in circulation, one K/V growth step, a small chunk.
+  const Model& m = *e->model_;
+  uint64_t least = m.weights.bytes() + 3 * m.state.bytes + 4 * LILY_KV_BLOCK * m.kv_bytes_per_token() + e->record({ProgramKey::prefill, 16}, e->policy_).workspace_bytes();
+  if (least > limit)
+    throw OutOfMemoryError("the model does not fit in the memory limit of " + std::to_string(limit) + " bytes", least, limit,
+                           "raise memory_limit, or load a smaller or more strongly quantised checkpoint");
+  e->budget_->reserve(MemoryKind::weights, m.weights.bytes());
+  e->fixed_.resize(e->model_->symbols.size());
+  m.weights.load(*e->device_, e->fixed_, [&](uint64_t done, uint64_t total) {
+    if (progress) progress("load", done, total);
+  });
+  e->states_ = std::make_shared<StatePool>(e->device_, e->budget_, m.state.bytes);
+  e->kv_ = std::make_shared<KvCache>(e->device_, e->budget_, m.spec.attention_layers(), m.kv_block_bytes(), [raw = e.get()] { raw->drain(); });
+  return e;
+}
+
+Engine::~Engine() {
+  if (device_) drain();
+}
+
+void Engine::drain() {
+  while (device_->in_flight() > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
+void Engine::set_chunk(uint32_t rows) {
+  if (rows < 1 || rows > kMaxChunk) throw InvalidArgument("chunk is " + std::to_string(rows) + ", expected 1 to " + std::to_string(kMaxChunk));
+  chunk_ = rows;
+}
+
+void Engine::set_schedule(const Schedule& schedule) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  schedule_ = schedule;
+  programs_.clear();
+}
+
+MemoryReport Engine::memory() const {
+  return {budget_->used(MemoryKind::weights),   budget_->used(MemoryKind::kv), budget_->used(MemoryKind::states), budget_->used(MemoryKind::workspace),
+          budget_->used(MemoryKind::requests), budget_->limit(),              model_->kv_bytes_per_token(),      model_->state.bytes};
+}
+
+uint32_t Engine::row_bucket(uint32_t rows, uint32_t chunk) {
+  if (rows <= 16) return std::min(16u, std::max(chunk, rows));
+  return std::max(rows, std::min(std::bit_ceil(rows), chunk));
+}
+
+Program Engine::record(const ProgramKey& key, const Policy& policy) const {
+  switch (key.kind) {
+    case ProgramKey::decode: return model_->decode(split_plan(key.rows), policy);
+    case ProgramKey::sampler: return model_->sampler();
+    case ProgramKey::prefill: return model_->prefill(key.rows, key.flag, policy);
+    case ProgramKey::head_rows: return model_->head_rows(key.rows, key.flag);
+    default: return model_->head_step();
+  }
+}
+
+const Engine::Ready& Engine::ready(const ProgramKey& key) {
+  auto found = programs_.find(key);
+  if (found != programs_.end()) return found->second;
+  Program program = record(key, policy_);
+  Stages order = program.order(schedule_);
+  return programs_[key] = Ready{device_->prepare(program.dispatches(), std::move(order)), program.workspace_bytes()};
+}
+
+TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& bound, const Request& request) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ProgramKey key = asked;
+  if (key.kind == ProgramKey::decode) {  // one program for all contexts of a split plan
+    SplitPlan split = split_plan(key.rows);
+    key.rows = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
+  }
+  const Ready& program = ready(key);
+  // A larger workspace replaces the smaller one; submissions in flight keep theirs alive, and nothing in it outlives a submission.
+  if (!workspace_ || workspace_->bytes() < program.workspace) {
+    workspace_.reset();
+    workspace_ = allocate_counted(device_, budget_, MemoryKind::workspace, program.workspace);
+  }
+  const StepSymbols& use = model_->use;
+  Submission s;
+  s.program = program.program;
+  s.bindings = fixed_;
+  kv_->bind(use, s.bindings);
+  s.bindings[use.workspace] = {workspace_, 0};
+  for (const Bound& b : bound) s.bindings[b.symbol] = {b.buffer, b.offset};
+  s.after = request.after;
+  s.cancel = request.cancel;
+  s.observe = request.observe;
+  return device_->submit(std::move(s));
+}
+
+void Engine::bind_fixed(Bindings& bindings) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  bindings = fixed_;
+  kv_->bind(model_->use, bindings);
+}
+
+void Engine::wait(const TicketPtr& ticket, const Interrupt& interrupt, const std::shared_ptr<std::atomic<bool>>& cancel) {
+  bool stopped = false;
+  while (!ticket->wait_for(std::chrono::milliseconds(stopped ? 1000 : 50)))
+    if (!stopped && interrupt && interrupt()) {
+      stopped = true;
+      if (cancel) cancel->store(true);
+    }
+  if (stopped) throw Interrupted();
+  ticket->check();
+}
+
+}  // namespace lily

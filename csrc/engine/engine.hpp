@@ -1,0 +1,99 @@
+// A loaded model on a device: its programs, pools and memory. Sessions and decoders work through it; any thread may call, the device runs
+// submissions one after another.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/pools.hpp"
+
+namespace lily {
+
+// Polled while waiting; true means: stop this work (the user pressed Ctrl-C).
+using Interrupt = std::function<bool()>;
+
+// Thrown after an interrupt, when everything in flight has been drained.
+struct Interrupted : Error {
+  Interrupted() : Error("interrupted") {}
+};
+
+struct MemoryReport {
+  uint64_t weights, kv, states, workspace, requests, limit, kv_bytes_per_token, state_bytes;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  using Progress = std::function<void(const char* stage, uint64_t done, uint64_t total)>;
+  static std::shared_ptr<Engine> open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device, uint64_t memory_limit, const Progress& progress);
+  ~Engine();
+
+  const Model& model() const { return *model_; }
+  const DevicePtr& device() const { return device_; }
+  uint32_t max_context() const { return model_->spec.max_context; }
+  uint32_t chunk() const { return chunk_; }
+  void set_chunk(uint32_t rows);
+  void set_schedule(const Schedule& schedule);
+  MemoryReport memory() const;
+
+  // Programs by what changes their shape. Recorded and prepared on first use.
+  struct ProgramKey {
+    enum Kind { decode, sampler, prefill, head_rows, head_step } kind;
+    uint32_t rows = 1;  // prefill and head: row bucket; decode: context tokens
+    bool flag = false;  // prefill: all rows; head: score
+    auto operator<=>(const ProgramKey&) const = default;
+  };
+  Program record(const ProgramKey& key, const Policy& policy) const;
+
+  // Dynamic bindings of one submission, on top of weights, K/V arenas and workspace.
+  struct Bound {
+    Symbol symbol;
+    BufferPtr buffer;
+    uint64_t offset = 0;
+  };
+  struct Request {
+    TicketPtr after;
+    std::shared_ptr<std::atomic<bool>> cancel;
+    std::function<void(const Dispatch&, const Bindings&)> observe;
+  };
+  TicketPtr submit(const ProgramKey& key, const std::vector<Bound>& bound, const Request& request);
+  // Waits, polling `interrupt`; on an interrupt sets `cancel`, waits for the end and throws Interrupted. Throws what the ticket holds.
+  void wait(const TicketPtr& ticket, const Interrupt& interrupt, const std::shared_ptr<std::atomic<bool>>& cancel);
+
+  StatePtr new_state() { return states_->acquire(); }
+  StatePtr zero_state() { return states_->zero(); }
+  BufferPtr request_buffer(uint64_t bytes) { return allocate_counted(device_, budget_, MemoryKind::requests, bytes); }
+  uint64_t state_bytes() const { return states_->bytes(); }
+  KvCache& kv() { return *kv_; }
+  std::mutex& mutex() { return mutex_; }
+  void bind_fixed(Bindings& bindings);  // weights and K/V arenas
+  void drain();  // until nothing is in flight
+
+  static uint32_t row_bucket(uint32_t rows, uint32_t chunk);
+  static constexpr uint32_t kDefaultChunk = 512;
+
+ private:
+  Engine() = default;
+  struct Ready {
+    PreparedPtr program;
+    uint64_t workspace;
+  };
+  const Ready& ready(const ProgramKey& key);
+
+  std::unique_ptr<Model> model_;
+  DevicePtr device_;
+  std::shared_ptr<MemoryBudget> budget_;
+  std::shared_ptr<StatePool> states_;
+  std::shared_ptr<KvCache> kv_;
+  Bindings fixed_;  // weights
+  Policy policy_;
+  Schedule schedule_;
+  uint32_t chunk_ = kDefaultChunk;
+  std::mutex mutex_;  // programs, workspace, K/V allocation, order of submissions
+  std::map<ProgramKey, Ready> programs_;
+  BufferPtr workspace_;
+};
+
+}  // namespace lily

@@ -1,0 +1,78 @@
+// State values and K/V blocks: pooled, reference-counted, inside the budget.
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/device.hpp"
+#include "engine/memory.hpp"
+#include "model/programs.hpp"
+
+namespace lily {
+
+// A buffer whose bytes are in the budget for as long as anyone holds it.
+BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<MemoryBudget>& budget, MemoryKind kind, uint64_t bytes);
+
+// Immutable once written. A dropped value's buffer goes back to the pool; submissions run in order, so that the next writer comes after every reader.
+using StatePtr = std::shared_ptr<const BufferPtr>;
+
+class StatePool : public std::enable_shared_from_this<StatePool> {
+ public:
+  StatePool(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint64_t bytes) : device_(std::move(device)), budget_(std::move(budget)), bytes_(bytes) {}
+  StatePtr acquire();
+  StatePtr zero();  // the state before the first token
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr size_t kSpare = 4;  // free buffers kept for the next step
+  DevicePtr device_;
+  std::shared_ptr<MemoryBudget> budget_;
+  uint64_t bytes_;
+  std::mutex mutex_;
+  std::vector<BufferPtr> free_;
+  StatePtr zero_;
+};
+
+class KvCache;
+
+// One block of 256 tokens in every layer's arenas; returned to the cache when the last session lets go.
+class KvBlock {
+ public:
+  KvBlock(std::shared_ptr<KvCache> cache, uint32_t index) : cache_(std::move(cache)), index_(index) {}
+  ~KvBlock();
+  KvBlock(const KvBlock&) = delete;
+  uint32_t index() const { return index_; }
+
+ private:
+  std::shared_ptr<KvCache> cache_;
+  uint32_t index_;
+};
+using KvBlockPtr = std::shared_ptr<KvBlock>;
+
+class KvCache : public std::enable_shared_from_this<KvCache> {
+ public:
+  // `drain` waits until nothing is in flight: growing moves the arenas.
+  KvCache(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint32_t layers, uint64_t block_bytes, std::function<void()> drain);
+  KvBlockPtr allocate();
+  void copy(uint32_t from, uint32_t to);  // contents of a block, all layers; nothing in flight may write `from`
+  void bind(const StepSymbols& use, Bindings& bindings) const;
+  const BufferPtr& k(uint32_t layer) const { return k_[layer]; }
+  const BufferPtr& v(uint32_t layer) const { return v_[layer]; }
+  uint64_t block_bytes() const { return block_bytes_; }
+
+ private:
+  friend class KvBlock;
+  void grow();
+  void free(uint32_t index);
+  DevicePtr device_;
+  std::shared_ptr<MemoryBudget> budget_;
+  uint64_t block_bytes_;
+  std::function<void()> drain_;
+  std::vector<BufferPtr> k_, v_;
+  uint32_t capacity_ = 0;
+  std::mutex mutex_;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace lily

@@ -1,0 +1,67 @@
+// A session: tokens, the state after the consumed ones, and the K/V blocks behind them. It moves forward on success only.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.hpp"
+
+namespace lily {
+
+enum class Origin : uint8_t { read = 0, generated = 1 };
+
+class Session {
+ public:
+  explicit Session(std::shared_ptr<Engine> engine);
+
+  using Progress = std::function<void(uint64_t done, uint64_t total)>;
+  // Reads ids in chunks, after decoding a pending token. Whole chunks read before an error or an interrupt stay.
+  void append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt);
+  enum class Rows { logits, score };
+  // As append; out is [n, vocab] logits, or [n] log probabilities of the next id (0 for the last).
+  void append_rows(const int32_t* ids, size_t n, Rows mode, float* out, const Progress& progress, const Interrupt& interrupt);
+  void logits(float* out, const Interrupt& interrupt);  // [vocab], decodes a pending token first
+  std::shared_ptr<Session> fork();
+  // Outputs of every traced dispatch while ids are read in one chunk by the unfused plan; the session itself does not move.
+  using TraceSink = std::function<void(const TraceTag&, const uint8_t* data, uint64_t bytes)>;
+  void trace(const int32_t* ids, size_t n, const TraceSink& sink);
+
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  const std::vector<Origin>& origins() const { return origins_; }
+  bool pending() const { return tokens_.size() > consumed_; }
+  uint32_t consumed() const { return consumed_; }
+  const StatePtr& state() const { return state_; }
+  const std::vector<KvBlockPtr>& kv_blocks() const { return blocks_; }
+  uint64_t nbytes() const;
+  bool busy() const { return busy_.load(); }
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
+
+ private:
+  friend class Decoder;
+  // Marks the session busy for its lifetime; InvalidArgument when it already is.
+  struct Busy {
+    explicit Busy(Session& s);
+    ~Busy() { session.busy_.store(false); }
+    Session& session;
+  };
+  void check_ids(const int32_t* ids, size_t n) const;
+  void reserve(uint32_t end);  // K/V blocks for positions below end, the first one to be written unshared
+  void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
+  void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
+            const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, uint32_t chunk);
+  std::vector<Engine::Bound> common(const StatePtr& in, const StatePtr& out, const BufferPtr& step) const;
+  StatePtr current() const;
+  TicketPtr submit_head(const BufferPtr& step, const BufferPtr& logits, const Engine::Request& request);
+  TicketPtr submit_decode(const BufferPtr& step, uint32_t position, const StatePtr& in, const StatePtr& out, const BufferPtr& logits, const Engine::Request& request);
+
+  std::shared_ptr<Engine> engine_;
+  std::vector<int32_t> tokens_;
+  std::vector<Origin> origins_;
+  uint32_t consumed_ = 0;
+  StatePtr state_;  // null before the first token
+  std::vector<KvBlockPtr> blocks_;
+  BufferPtr table_, step_;
+  std::atomic<bool> busy_{false};
+};
+
+}  // namespace lily

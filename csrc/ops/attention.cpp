@@ -1,0 +1,117 @@
+#include "ops/attention.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "ops/norm.hpp"
+
+namespace lily {
+namespace {
+
+LilyAttnArgs attn_args(const AttentionShape& m) {
+  LilyAttnArgs a{};
+  a.Hq = m.Hq;
+  a.Hkv = m.Hkv;
+  a.D = m.D;
+  a.R = m.R;
+  a.ld = m.row();
+  a.gated = 1;
+  a.rows_per_group = 8;
+  a.rope_theta = m.rope_theta;
+  a.eps = m.eps;
+  a.scale = 1.0f / std::sqrt(float(m.D));
+  return a;
+}
+
+// Norms, rope and the K/V write as single kernels: the twins of attn_prepare and attn_prepare_rows.
+void record_prepare(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const KvUse& kv, const Slot& qkv, const Slot& q) {
+  LilyAttnArgs a = attn_args(m);
+  uint64_t T = t.rows;
+  Slot qn = r.floats("q_normed", T * m.Hq * m.D), kn = r.floats("k_normed", T * m.Hkv * m.D);
+  Dispatch d = make_dispatch("head_norm_rows", label + ".q_norm", a, {t.step, qkv.read(), w.q_norm.read(), qn.write()}, t.rows);
+  traced(d, label + ".q_norm.out", 3);
+  r.program.record(std::move(d));
+  a.key = 1;
+  d = make_dispatch("head_norm_rows", label + ".k_norm", a, {t.step, qkv.read(), w.k_norm.read(), kn.write()}, t.rows);
+  traced(d, label + ".k_norm.out", 3);
+  r.program.record(std::move(d));
+  a.key = 0;
+  r.program.record(make_dispatch("rope_rows", label + ".rope", a, {t.step, qn.read(), q.write()}, t.rows));
+  r.program.record(make_dispatch("kv_write_rows", label + ".kv_write", a, {t.step, kn.read(), qkv.read(), kv.blocks(), kv.write_k(), kv.write_v()}, t.rows));
+}
+
+}  // namespace
+
+SplitPlan split_plan(uint32_t context_tokens) {
+  uint32_t n = std::max<uint32_t>(1, blocks(context_tokens, LILY_KV_BLOCK));
+  uint32_t bucket = std::bit_ceil(n);
+  if (bucket <= LILY_MAX_SPLITS) return {bucket, 1};
+  return {LILY_MAX_SPLITS, bucket / LILY_MAX_SPLITS};
+}
+
+void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
+                    const SplitPlan& split, const Stream& s) {
+  LilyAttnArgs a = attn_args(m);
+  a.n_splits = split.n_splits;
+  a.blocks_per_split = split.blocks_per_split;
+  uint32_t qd = 2 * m.Hq * m.D, kd = m.Hkv * m.D;
+  Slot qkv = r.floats("qkv_heads", m.row()), q = r.acts("q", m.Hq * m.D), heads = r.acts("attn_heads", m.Hq * m.D);
+  Slot o = r.floats("attn_partial", uint64_t(split.n_splits) * m.Hq * m.D), ml = r.floats("attn_ml", uint64_t(split.n_splits) * m.Hq * 2);
+  auto record_split = [&] {
+    r.program.record(make_dispatch("attn_split", label + ".split", a, {step, q.read(), kv.blocks(), kv.read_k(), kv.read_v(), o.write(), ml.write()}, uint64_t(m.Hkv) * split.n_splits));
+  };
+  if (r.policy.fused) {
+    gemv_norm(r, label + ".qkv_proj", s, norm, m.eps, qkv, {{&w.q, 0}, {&w.k, qd}, {&w.v, qd + kd}});
+    Dispatch d = make_dispatch("attn_prepare", label + ".prepare", a,
+                               {step, qkv.read(), w.q_norm.read(), w.k_norm.read(), kv.blocks(), kv.write_k(), kv.write_v(), q.write()}, m.Hq + m.Hkv);
+    d.reason = r.policy.reason;
+    r.program.record(std::move(d));
+    record_split();
+    r.program.record(make_dispatch("attn_combine", label + ".combine", a, {step, o.read(), ml.read(), heads.write(), qkv.read()}, m.Hq));
+    gemv_residual(r, label + ".o_proj", heads, s, w.o);
+    return;
+  }
+  RowsOf one{step, 1};
+  Slot x = r.acts("x", m.H), out = r.floats("attn_out", m.Hq * m.D), y = r.floats("mixer_y", m.H);
+  rmsnorm_rows(r, one, label + ".input_layernorm", s.h, norm, m.eps, x);
+  gemv(r, label + ".q_proj", x, qkv.part(0, qd * 4ull), w.q);
+  gemv(r, label + ".k_proj", x, qkv.part(qd * 4ull, kd * 4ull), w.k);
+  gemv(r, label + ".v_proj", x, qkv.part((qd + kd) * 4ull, kd * 4ull), w.v);
+  record_prepare(r, one, label, m, w, kv, qkv, q);
+  record_split();
+  a.gated = 0;
+  r.program.record(make_dispatch("attn_combine", label + ".combine", a, {step, o.read(), ml.read(), out.write(), {}}, m.Hq));
+  r.program.record(make_dispatch("gate_rows", label + ".gate", a, {step, out.read(), qkv.read(), heads.write()}, 1));
+  gemv(r, label + ".o_proj", heads, y, w.o);
+  residual_rows(r, one, label + ".residual", y, s.h, m.H);
+}
+
+void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const KvUse& kv, const Slot& x, const Slot& h) {
+  LilyAttnArgs a = attn_args(m);
+  uint64_t T = t.rows;
+  uint32_t qd = 2 * m.Hq * m.D, kd = m.Hkv * m.D;
+  Slot qkv = r.floats("qkv_heads", T * m.row()), q = r.acts("q", T * m.Hq * m.D), heads = r.acts("attn_heads", T * m.Hq * m.D);
+  gemm(r, t, label + ".q_proj", x, qkv, w.q, m.row(), 0);
+  gemm(r, t, label + ".k_proj", x, qkv, w.k, m.row(), qd);
+  gemm(r, t, label + ".v_proj", x, qkv, w.v, m.row(), qd + kd);
+  uint64_t groups = uint64_t(m.Hkv) * blocks(T, a.rows_per_group);
+  if (r.policy.fused) {
+    Dispatch d = make_dispatch("attn_prepare_rows", label + ".prepare", a,
+                               {t.step, qkv.read(), w.q_norm.read(), w.k_norm.read(), kv.blocks(), kv.write_k(), kv.write_v(), q.write()}, t.rows);
+    d.reason = r.policy.reason;
+    r.program.record(std::move(d));
+    r.program.record(make_dispatch("attn_rows", label + ".attention", a, {t.step, q.read(), qkv.read(), kv.blocks(), kv.read_k(), kv.read_v(), heads.write()}, groups));
+    gemm_residual(r, t, label + ".o_proj", heads, h, w.o);
+    return;
+  }
+  Slot out = r.floats("attn_out", T * m.Hq * m.D), y = r.floats("mixer_y", T * m.H);
+  record_prepare(r, t, label, m, w, kv, qkv, q);
+  a.gated = 0;
+  r.program.record(make_dispatch("attn_rows", label + ".attention", a, {t.step, q.read(), {}, kv.blocks(), kv.read_k(), kv.read_v(), out.write()}, groups));
+  r.program.record(make_dispatch("gate_rows", label + ".gate", a, {t.step, out.read(), qkv.read(), heads.write()}, t.rows));
+  gemm(r, t, label + ".o_proj", heads, y, w.o);
+  residual_rows(r, t, label + ".residual", y, h, m.H);
+}
+
+}  // namespace lily

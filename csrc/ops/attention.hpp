@@ -1,0 +1,38 @@
+// Gated grouped-query attention over paged K and V.
+#pragma once
+#include "ops/linear.hpp"
+
+namespace lily {
+
+struct AttentionShape {
+  uint32_t H, Hq, Hkv, D, R;
+  float rope_theta, eps;
+  uint32_t row() const { return 2 * Hq * D + 2 * Hkv * D; }
+};
+
+struct AttentionWeights {
+  Linear q, k, v, o;
+  Vector q_norm, k_norm;
+};
+
+struct KvUse {
+  Symbol k = kNoSymbol, v = kNoSymbol, table = kNoSymbol;
+  uint64_t arena_bytes = 0;  // for the hazard ranges; the arena itself grows
+  BufferUse read_k() const { return {k, 0, arena_bytes, Access::read}; }
+  BufferUse read_v() const { return {v, 0, arena_bytes, Access::read}; }
+  BufferUse write_k() const { return {k, 0, arena_bytes, Access::write}; }
+  BufferUse write_v() const { return {v, 0, arena_bytes, Access::write}; }
+  BufferUse blocks() const { return {table, 0, 4, Access::read}; }
+};
+
+// How decode attention is cut: split s covers blocks_per_split blocks of keys. Chosen from the context alone.
+struct SplitPlan {
+  uint32_t n_splits = 1, blocks_per_split = 1;
+};
+SplitPlan split_plan(uint32_t context_tokens);  // the plan of the bucket that holds this many tokens
+
+void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
+                    const SplitPlan& split, const Stream& s);
+void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const KvUse& kv, const Slot& x, const Slot& h);
+
+}  // namespace lily

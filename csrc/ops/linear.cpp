@@ -1,0 +1,145 @@
+#include "ops/linear.hpp"
+
+#include <algorithm>
+
+namespace lily {
+namespace {
+
+constexpr uint32_t kTile = 64;  // outputs of one threadgroup of the matrix kernels
+
+bool same(const LilyFormat& a, const LilyFormat& b) { return a.kind == b.kind && a.bits == b.bits && a.group == b.group; }
+
+LilyGemmArgs gemm_args(const Linear& w, uint32_t ldy, uint32_t out, bool round) {
+  LilyGemmArgs a{};
+  a.fmt = w.format;
+  a.K = w.cols;
+  a.N = w.rows;
+  a.ldy = ldy ? ldy : w.rows;
+  a.out = out;
+  a.round = round;
+  a.rows_per_token = 1;
+  return a;
+}
+
+}  // namespace
+
+void gemv(Recorder& r, const std::string& label, const Slot& x, const Slot& y, const Linear& w, bool round) {
+  LilyGemvArgs a{};
+  a.fmt = w.format;
+  a.K = w.cols;
+  a.n_segments = 1;
+  a.seg[0] = {w.rows, 0, round};
+  std::vector<BufferUse> uses{x.read(), y.write()};
+  push_weight(uses, w);
+  Dispatch d = make_dispatch("gemv", label, a, uses, blocks(w.rows, LILY_ROW_BLOCK));
+  d.format = w.format_name();
+  traced(d, label + ".out", 1);
+  r.program.record(std::move(d));
+}
+
+void gemv_norm(Recorder& r, const std::string& label, const Stream& s, const Vector& norm, float eps, const Slot& y, const std::vector<Segment>& segments) {
+  std::vector<bool> taken(segments.size(), false);
+  for (size_t i = 0; i < segments.size(); i++) {
+    if (taken[i]) continue;
+    LilyGemvArgs a{};
+    const Linear& first = *segments[i].weight;
+    a.fmt = first.format;
+    a.K = first.cols;
+    a.eps = eps;
+    uint64_t groups = 0;
+    std::vector<BufferUse> weights, outputs;
+    uint64_t begin = ~0ull, end = 0;
+    for (size_t j = i; j < segments.size(); j++) {
+      const Linear& w = *segments[j].weight;
+      if (taken[j] || !same(w.format, first.format)) continue;
+      taken[j] = true;
+      a.seg[a.n_segments++] = {w.rows, uint32_t(segments[j].out), segments[j].round};
+      groups += blocks(w.rows, LILY_ROW_BLOCK);
+      push_weight(weights, w);
+      begin = std::min<uint64_t>(begin, segments[j].out * 4);
+      end = std::max<uint64_t>(end, (segments[j].out + w.rows) * 4);
+    }
+    // The range starts at the first segment of this format; segments of other formats before or after it are not touched.
+    uint64_t covered = 0;
+    for (uint32_t k = 0; k < a.n_segments; k++) {
+      covered += uint64_t(a.seg[k].rows) * 4;
+      a.seg[k].out -= uint32_t(begin / 4);
+    }
+    std::vector<BufferUse> uses{s.h.read(), s.ssq.read(), norm.read(), y.part(begin, end - begin).write()};
+    uses.insert(uses.end(), weights.begin(), weights.end());
+    Dispatch d = make_dispatch("gemv_norm", label, a, uses, groups);
+    d.bytes_written = covered;
+    d.format = first.format_name();
+    d.reason = r.policy.reason;
+    r.program.record(std::move(d));
+  }
+}
+
+void gemv_residual(Recorder& r, const std::string& label, const Slot& x, const Stream& s, const Linear& w) {
+  LilyGemvArgs a{};
+  a.fmt = w.format;
+  a.K = w.cols;
+  a.n_segments = 1;
+  a.seg[0] = {w.rows, 0, 0};
+  std::vector<BufferUse> uses{x.read(), s.h.update(), s.ssq.write()};
+  push_weight(uses, w);
+  Dispatch d = make_dispatch("gemv_residual", label, a, uses, blocks(w.rows, LILY_ROW_BLOCK));
+  d.format = w.format_name();
+  d.reason = r.policy.reason;
+  r.program.record(std::move(d));
+}
+
+void gate_up_norm(Recorder& r, const std::string& label, const Stream& s, const Vector& norm, float eps, const Slot& act, const Linear& gate, const Linear& up) {
+  LilyGateUpArgs a{};
+  a.gate = gate.format;
+  a.up = up.format;
+  a.K = gate.cols;
+  a.I = gate.rows;
+  a.eps = eps;
+  std::vector<BufferUse> uses{s.h.read(), s.ssq.read(), norm.read(), act.write()};
+  push_weight(uses, gate);
+  push_weight(uses, up);
+  Dispatch d = make_dispatch("gate_up_norm", label, a, uses, blocks(gate.rows, LILY_ROW_BLOCK));
+  d.format = gate.format_name();
+  d.reason = r.policy.reason;
+  r.program.record(std::move(d));
+}
+
+void gemm(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& y, const Linear& w, uint32_t ldy, uint32_t out, bool round) {
+  std::vector<BufferUse> uses{t.step, x.read(), y.write()};
+  push_weight(uses, w);
+  Dispatch d = make_dispatch("gemm", label, gemm_args(w, ldy, out, round), uses, blocks(w.rows, kTile));
+  d.format = w.format_name();
+  traced(d, label + ".out", 2);
+  r.program.record(std::move(d));
+}
+
+void gemm_residual(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& h, const Linear& w) {
+  std::vector<BufferUse> uses{t.step, x.read(), h.update()};
+  push_weight(uses, w);
+  Dispatch d = make_dispatch("gemm_residual", label, gemm_args(w, 0, 0, false), uses, blocks(w.rows, kTile));
+  d.format = w.format_name();
+  d.reason = r.policy.reason;
+  r.program.record(std::move(d));
+}
+
+void gate_up_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& act, const Linear& gate, const Linear& up) {
+  LilyGemmArgs a = gemm_args(gate, 0, 0, false);
+  a.up = up.format;
+  std::vector<BufferUse> uses{t.step, x.read(), act.write()};
+  push_weight(uses, gate);
+  push_weight(uses, up);
+  Dispatch d = make_dispatch("gate_up_rows", label, a, uses, blocks(gate.rows, kTile));
+  d.format = gate.format_name();
+  d.reason = r.policy.reason;
+  r.program.record(std::move(d));
+}
+
+void swiglu_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& gate, const Slot& up, const Slot& act, uint32_t width, uint32_t rows_per_token) {
+  LilyGemmArgs a{};
+  a.N = width;
+  a.rows_per_token = rows_per_token;
+  r.program.record(make_dispatch("swiglu_rows", label, a, {t.step, gate.read(), up.read(), act.write()}, t.rows));
+}
+
+}  // namespace lily

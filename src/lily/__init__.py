@@ -1,0 +1,113 @@
+"""Lily runs Qwen3.5 and Qwen3.6 from 4-bit checkpoints on the machine in front of you.
+
+>>> import lily
+>>> model = lily.Model.demo()
+>>> print(len(model.generate("Once upon a time", max_tokens=16).tokens) <= 16)
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lily import _engine as _engine  # registers the errors with the extension
+from lily.errors import (
+    CancelledError,
+    CheckpointError,
+    ContextOverflowError,
+    DeviceError,
+    GPUError,
+    LilyError,
+    OutOfMemoryError,
+    SamplingError,
+    SessionMismatchError,
+    TemplateError,
+)
+
+if TYPE_CHECKING:
+    from lily.config import ModelConfig
+    from lily.device import DeviceInfo, devices
+    from lily.model import Model
+    from lily.planning import Plan, plan
+    from lily.results import Chunk, Generation, Memory, Score, Timing, TokenLogprob, Usage
+    from lily.sampling import Sampling
+    from lily.session import Session
+    from lily.tokenizer import Tokenizer
+
+    __version__: str
+
+# Loaded at first use, so that `import lily` costs nothing.
+_LAZY = {
+    "Chunk": "results",
+    "DeviceInfo": "device",
+    "Generation": "results",
+    "Memory": "results",
+    "Model": "model",
+    "ModelConfig": "config",
+    "Plan": "planning",
+    "Sampling": "sampling",
+    "Score": "results",
+    "Session": "session",
+    "Timing": "results",
+    "TokenLogprob": "results",
+    "Tokenizer": "tokenizer",
+    "Usage": "results",
+    "devices": "device",
+    "plan": "planning",
+}
+
+__all__ = [
+    "CancelledError",
+    "CheckpointError",
+    "Chunk",
+    "ContextOverflowError",
+    "DeviceError",
+    "DeviceInfo",
+    "GPUError",
+    "Generation",
+    "LilyError",
+    "Memory",
+    "Model",
+    "ModelConfig",
+    "OutOfMemoryError",
+    "Plan",
+    "Sampling",
+    "SamplingError",
+    "Score",
+    "Session",
+    "SessionMismatchError",
+    "TemplateError",
+    "Timing",
+    "TokenLogprob",
+    "Tokenizer",
+    "Usage",
+    "devices",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(f"lily.{_LAZY[name]}"), name)
+    elif name == "__version__":
+        value = _version()
+    elif name == "testing":
+        return import_module("lily.testing")
+    else:
+        raise AttributeError(f"module 'lily' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY, "__version__"])
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("lily-inference")
+    except metadata.PackageNotFoundError:
+        return "0.0.0+source"

@@ -1,0 +1,5 @@
+"""`python -m lily` is the command line."""
+
+from lily.cli import main
+
+main()

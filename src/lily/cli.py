@@ -1,0 +1,137 @@
+"""The command line. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import lily
+from lily.errors import LilyError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(lily.__version__, message="%(version)s")
+def cli() -> None:
+    """Local inference for Qwen3.5 and 3.6 from 4-bit checkpoints."""
+
+
+_model_options = [
+    click.option("--model", "-m", help="Directory or Hub id; the shipped demo model when left out."),
+    click.option("--revision", help="Branch, tag or commit of a Hub id."),
+    click.option("--refresh", is_flag=True, help="Ask the Hub for updates even if a local copy is complete."),
+    click.option("--device", default="auto", show_default=True, help="A name listed by `lily devices`."),
+    click.option("--max-context", type=click.IntRange(min=1), help="Most tokens of a session."),
+    click.option("--memory-limit", type=click.IntRange(min=1), help="Bytes for weights, state and workspace."),
+]
+_sampling_options = [
+    click.option("--temperature", type=float, help="0 is greedy; left out, the checkpoint's value."),
+    click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all."),
+    click.option("--top-p", type=float, help="Keep the smallest set that reaches this probability."),
+    click.option("--min-p", type=float, help="Drop tokens below this fraction of the likeliest."),
+    click.option("--repetition-penalty", type=float, help="Over all tokens; 1 is none."),
+    click.option("--presence-penalty", type=float, help="Over the output; 0 is none."),
+    click.option("--frequency-penalty", type=float, help="Over the output; 0 is none."),
+    click.option("--seed", type=int, help="Same seed, same text; left out, a fresh one."),
+]
+
+
+def _add(options: list[Any]) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@cli.command()
+@click.argument("prompt")
+@_add(_model_options)
+@_add(_sampling_options)
+@click.option("--max-tokens", "-n", type=click.IntRange(min=0), help="Left out: to the end token or the context limit.")
+@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
+@click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Alternatives for each token, in --json.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past end tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+def generate(prompt: str, as_json: bool, stop: tuple[str, ...], **options: Any) -> None:
+    """Continue PROMPT ("-" reads it from standard input)."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with _load(options) as model:
+        if as_json:
+            answer = model.generate(text, stop=list(stop), **options)
+            _print_json({"model": model.source, "prompt": text, **answer.to_dict()})
+            return
+        chunk = None
+        for chunk in model.stream(text, stop=list(stop), **options):
+            click.echo(chunk.text, nl=False)
+            sys.stdout.flush()
+        click.echo()
+        if chunk is not None and sys.stderr.isatty():
+            click.echo(f"{chunk.timing} ({chunk.finish_reason})", err=True)
+
+
+def _load(options: dict[str, Any]) -> lily.Model:
+    names = ("revision", "refresh", "device", "max_context", "memory_limit")
+    loading = {name: options.pop(name) for name in names}
+    source = options.pop("model")
+    return lily.Model.demo(**loading) if source is None else lily.Model.from_pretrained(source, **loading)
+
+
+@cli.command()
+@click.argument("source")
+@click.option("--revision", help="Branch, tag or commit of a Hub id.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every dispatch.")
+def plan(source: str, revision: str | None, as_json: bool) -> None:
+    """What a decode step of SOURCE (a config.json, a directory or a Hub id) does and needs."""
+    result = lily.plan(source, revision=revision)
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        click.echo(str(result))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def devices(as_json: bool) -> None:
+    """The devices of this machine, the default one first."""
+    found = lily.devices()
+    if as_json:
+        _print_json({"devices": [vars(device) for device in found]})
+    else:
+        for device in found:
+            click.echo(str(device))
+
+
+@cli.command()
+def version() -> None:
+    """The version of Lily."""
+    click.echo(lily.__version__)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point. Exits 0, 1 for an error (one line on stderr), 2 for wrong usage, 130 after Ctrl-C."""
+    try:
+        code = cli.main(args, prog_name="lily", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo(err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader went away; the interpreter must not try to flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (LilyError, ValueError, OSError) as error:
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,141 @@
+"""The options of one generation request, checked before any work is done."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from lily.errors import SamplingError
+from lily.sampling import Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    TokenMask = Callable[[list[int]], np.ndarray[Any, Any]]
+
+MAX_LOGPROBS = 20
+SAMPLING_FIELDS = tuple(entry.name for entry in fields(Sampling))
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `generate` and `stream`."""
+
+    max_tokens: int | None
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    logprobs: int | bool
+    ignore_eos: bool
+    token_mask: TokenMask | None
+    sampling: Sampling | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+
+
+_DEFAULTS: dict[str, Any] = {name: None for name in Options.__annotations__} | {"logprobs": 0, "ignore_eos": False}
+
+
+def takes_options(function: F) -> F:
+    """Show the options one by one in the signature of a function that takes them as `**options`."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    extra = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_annotation(name))
+        for name, default in _DEFAULTS.items()
+    ]
+    function.__signature__ = signature.replace(parameters=own + extra)  # type: ignore[attr-defined]
+    return function
+
+
+def _annotation(name: str) -> Any:
+    annotation = Options.__annotations__[name]
+    return getattr(annotation, "__forward_arg__", annotation)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Checked options; no field of `sampling` is open. `logprobs`: -1 none, 0 the chosen token's, n also n others."""
+
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    logprobs: int
+    ignore_eos: bool
+    token_mask: TokenMask | None
+    sampling: Sampling
+
+    @classmethod
+    def make(cls, defaults: Sampling, vocab_size: int, options: Mapping[str, Any]) -> Request:
+        """Raises `TypeError`, `ValueError` or `SamplingError`, naming the option."""
+        unknown = set(options) - set(_DEFAULTS)
+        if unknown:
+            raise TypeError(f"unknown option {sorted(unknown)[0]!r}, expected some of {', '.join(_DEFAULTS)}")
+        given = _DEFAULTS | dict(options)
+        if given["ignore_eos"] not in (True, False):
+            raise TypeError(f"ignore_eos is {given['ignore_eos']!r}, expected True or False")
+        if given["token_mask"] is not None and not callable(given["token_mask"]):
+            raise TypeError("token_mask must be callable: token_mask(ids) -> uint32 array of one bit for each token")
+        return cls(
+            max_tokens=_max_tokens(given["max_tokens"], given["max_new_tokens"]),
+            stop=_stops(given["stop"]),
+            logprobs=_logprobs(given["logprobs"]),
+            ignore_eos=bool(given["ignore_eos"]),
+            token_mask=given["token_mask"],
+            sampling=_sampling(given, defaults, vocab_size),
+        )
+
+    def native(self) -> dict[str, Any]:
+        """The settings in the engine's form."""
+        return self.sampling.to_dict() | {"logprobs": self.logprobs, "masked": self.token_mask is not None}
+
+
+def _max_tokens(value: Any, alias: Any) -> int | None:
+    if value is not None and alias is not None:
+        raise TypeError("max_tokens and max_new_tokens mean the same; give one of them")
+    value = alias if value is None else value
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"max_tokens is {value!r}, expected an integer or None")
+    if value < 0:
+        raise ValueError(f"max_tokens is {value}, expected 0 or more")
+    return int(value)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise TypeError(f"stop holds {stop!r}, expected strings")
+        if not stop:
+            raise ValueError("stop holds an empty string, which would match at once")
+    return stops
+
+
+def _logprobs(value: Any) -> int:
+    if value is True or value is False or value is None:
+        return 0 if value else -1
+    if not isinstance(value, Integral) or not 0 <= int(value) <= MAX_LOGPROBS:
+        raise SamplingError(f"logprobs is {value!r}, expected 0 to {MAX_LOGPROBS}, or True", field="logprobs")
+    return int(value) if value else -1
+
+
+def _sampling(given: Mapping[str, Any], defaults: Sampling, vocab_size: int) -> Sampling:
+    base = given["sampling"]
+    if base is not None and not isinstance(base, Sampling):
+        raise TypeError(f"sampling is {type(base).__name__}, expected lily.Sampling")
+    own = Sampling(**{name: given[name] for name in SAMPLING_FIELDS})
+    result = own.over(base.over(defaults) if base is not None else defaults).resolved()
+    outside = [token for token in result.logit_bias or () if token >= vocab_size]
+    if outside:
+        raise SamplingError(f"logit_bias names token {outside[0]}, but ids end at {vocab_size - 1}", field="logit_bias")
+    return result

@@ -1,0 +1,200 @@
+"""What requests return: plain values that print as what a reader wants to see."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lily.sampling import Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of one token before temperature, and the likeliest alternatives as `(id, logprob)`, best first.
+
+    >>> import lily
+    >>> entry = lily.Model.demo().generate("The", max_tokens=1, temperature=0, logprobs=2).logprobs[0]
+    >>> entry.token == entry.top[0][0] and entry.logprob <= 0
+    True
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request. `prompt_tokens` is everything that stood before the answer, `reused_tokens` the part
+    of it that was already in the session.
+
+    >>> import lily
+    >>> lily.Model.demo().generate([1, 2, 3], max_tokens=0).usage.prompt_tokens
+    3
+    """
+
+    prompt_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    reasoning_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and generated tokens together."""
+        return self.prompt_tokens + self.generated_tokens
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds spent reading the prompt, generating, and until the first token (None when none came).
+
+    >>> import lily
+    >>> lily.Model.demo().generate("The", max_tokens=4).timing.prefill_seconds > 0
+    True
+    """
+
+    prefill_seconds: float
+    decode_seconds: float
+    first_token_seconds: float | None
+    read_tokens: int
+    generated_tokens: int
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens read in a second; 0 when none were."""
+        return self.read_tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens generated in a second; 0 when none were."""
+        return self.generated_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        first = "none" if self.first_token_seconds is None else f"{self.first_token_seconds:.2f} s"
+        return (
+            f"read {self.read_tokens} tokens at {self.prefill_tokens_per_second:.1f}/s, generated "
+            f"{self.generated_tokens} at {self.decode_tokens_per_second:.1f}/s, first token after {first}"
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a stream: one token and the text that it completes (often none: part of a character, or text that may
+    become a stop string). The last chunk has `finish_reason`, `usage`, `timing` and any text that was held back.
+
+    >>> import lily
+    >>> chunks = list(lily.Model.demo().stream("The", max_tokens=3, temperature=0))
+    >>> chunks[-1].finish_reason, sum(len(chunk.tokens) for chunk in chunks) <= 3
+    ('length', True)
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished answer. `tokens` includes the end token, `text` does not; `logprobs` align with `tokens` (None unless
+    asked for). `finish_reason` is "stop", "length" or "cancelled". `sampling` holds the settings used, the seed too.
+
+    >>> import lily
+    >>> answer = lily.Model.demo().generate("The", max_tokens=4, temperature=0)
+    >>> str(answer) == answer.text, answer.finish_reason
+    (True, 'length')
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    usage: Usage
+    timing: Timing
+    sampling: Sampling = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        timing = asdict(self.timing) | {
+            "prefill_tokens_per_second": self.timing.prefill_tokens_per_second,
+            "decode_tokens_per_second": self.timing.decode_tokens_per_second,
+        }
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "logprobs": None if self.logprobs is None else [asdict(entry) for entry in self.logprobs],
+            "usage": asdict(self.usage) | {"total_tokens": self.usage.total_tokens},
+            "timing": timing,
+            "sampling": self.sampling.to_dict(),
+        }
+
+    def _repr_html_(self) -> str:
+        body = f'<div style="white-space:pre-wrap">{html.escape(self.text)}</div>'
+        return f"{body}<small>{html.escape(str(self.timing))}; {self.finish_reason}</small>"
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well the model predicts a text. `logprobs` is float32 `[n-1]`: entry i is log p(token i+1 | all before it).
+
+    >>> import lily
+    >>> score = lily.Model.demo().score("The cat sat on the mat.")
+    >>> score.perplexity > 1
+    True
+    """
+
+    logprobs: np.ndarray[Any, Any]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-probability."""
+        return math.exp(-float(self.logprobs.mean(dtype="float64")))
+
+    def __str__(self) -> str:
+        return f"perplexity {self.perplexity:.3f} over {len(self.logprobs)} tokens"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes held by a model, by kind. `limit` is None when there is none; `kv_bytes_per_token` and `state_bytes` say
+    what a token and a recurrent state cost.
+
+    >>> import lily
+    >>> memory = lily.Model.demo().memory()
+    >>> 0 < memory.weights <= memory.total
+    True
+    """
+
+    weights: int
+    kv: int
+    states: int
+    workspace: int
+    requests: int
+    snapshots: int
+    total: int
+    limit: int | None
+    kv_bytes_per_token: int
+    state_bytes: int
+
+    def __str__(self) -> str:
+        parts = ("weights", "kv", "states", "snapshots", "workspace", "requests")
+        listed = ", ".join(f"{name} {_mib(getattr(self, name))}" for name in parts)
+        return f"{_mib(self.total)} of {_mib(self.limit) if self.limit else 'no limit'}: {listed}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):,.1f} MiB"

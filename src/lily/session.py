@@ -1,0 +1,155 @@
+"""A session: tokens that a model has read or generated, ready to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lily.generation import Run, collect
+from lily.progress import Progress, reporting
+from lily.request import takes_options
+from lily.results import Chunk, Generation
+
+if TYPE_CHECKING:
+    import numpy as np
+    from typing_extensions import Unpack
+
+    from lily.model import Model
+    from lily.prompts import Prompt
+    from lily.request import Options
+
+
+class Session:
+    """What a model has read and generated so far. Made by `Model.session()` or `Model.prefill()`.
+
+    Results depend on the tokens and on which were read and which generated, never on how the text was cut into appends.
+    One request runs on a session at a time; a second raises `ValueError`. Sessions of one model may run side by side.
+
+    >>> import lily
+    >>> model = lily.Model.demo()
+    >>> session = model.session()
+    >>> session.append("Once upon a time")
+    >>> a, b = session.fork(), session.fork()
+    >>> a.generate(max_tokens=8, temperature=0).tokens == b.generate(max_tokens=8, temperature=0).tokens
+    True
+    """
+
+    def __init__(self, model: Model, native: Any) -> None:
+        self._model = model
+        self._native = native
+
+    def append(self, prompt: Prompt, *, progress: Progress = None) -> None:
+        """Read text or token ids, in chunks.
+
+        Raises `ContextOverflowError` before any work when they do not fit, `ValueError` for bad ids or an empty prompt.
+        Ctrl-C keeps the whole chunks already read.
+
+        >>> import lily
+        >>> session = lily.Model.demo().session()
+        >>> session.append([1, 2, 3])
+        >>> session.tokens
+        [1, 2, 3]
+        """
+        ids = self._model._ids(prompt)
+        with reporting(progress) as report:
+            self._native.append(ids, report)
+
+    @takes_options
+    def generate(self, prompt: Prompt | None = None, **options: Unpack[Options]) -> Generation:
+        """Read `prompt` (None: go on from here), then generate to the end. The options are those of `Model.generate`.
+
+        >>> import lily
+        >>> session = lily.Model.demo().prefill("Tom had a red ball.")
+        >>> session.generate(" Tom", max_tokens=4, temperature=0).usage.reused_tokens > 0
+        True
+        """
+        request = self._model._request(options)
+        return collect(self._run(prompt, request).chunks(), request)
+
+    @takes_options
+    def stream(self, prompt: Prompt | None = None, **options: Unpack[Options]) -> Iterator[Chunk]:
+        """Like `generate`, as chunks. Closing the iterator, or Ctrl-C, stops the device and keeps what was generated.
+
+        >>> import lily
+        >>> session = lily.Model.demo().session()
+        >>> for chunk in session.stream("Once upon", max_tokens=3, temperature=0):
+        ...     piece = chunk.text
+        >>> chunk.finish_reason
+        'length'
+        """
+        return self._run(prompt, self._model._request(options)).chunks()
+
+    def _run(self, prompt: Prompt | None, request: Any) -> Run:
+        ids = None if prompt is None else self._model._ids(prompt)
+        if ids is None and self._native.length == 0:
+            raise ValueError("the session is empty, give a prompt to start from")
+        return Run(self._model, self._native, ids, request)
+
+    def logits(self) -> np.ndarray[Any, Any]:
+        """Raw logits of the next token, float32 `[vocab]`. Raises `ValueError` when the session is empty.
+
+        >>> import lily
+        >>> lily.Model.demo().prefill("The").logits().shape
+        (6144,)
+        """
+        return self._native.logits()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Every token, read or generated, in order.
+
+        >>> import lily
+        >>> len(lily.Model.demo().session().tokens)
+        0
+        """
+        return self._native.tokens.tolist()
+
+    @property
+    def origins(self) -> np.ndarray[Any, Any]:
+        """uint8 `[n]`: 0 for a token that was read, 1 for one that was generated.
+
+        >>> import lily
+        >>> lily.Model.demo().prefill([5, 6]).origins.tolist()
+        [0, 0]
+        """
+        return self._native.origins
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of state that this session holds or shares.
+
+        >>> import lily
+        >>> lily.Model.demo().prefill("The").nbytes > 0
+        True
+        """
+        return self._native.nbytes
+
+    def fork(self) -> Session:
+        """A second session with the same past; nothing is copied.
+
+        >>> import lily
+        >>> session = lily.Model.demo().prefill("The")
+        >>> session.fork().tokens == session.tokens
+        True
+        """
+        return Session(self._model, self._native.fork())
+
+    def close(self) -> None:
+        """Give the session's memory back; forks keep what they share. Later calls raise `ValueError`.
+
+        >>> import lily
+        >>> lily.Model.demo().session().close()
+        """
+        self._native.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._native.length
+
+    def __repr__(self) -> str:
+        return f"Session({len(self)} tokens, {self.nbytes / (1 << 20):.1f} MiB)"

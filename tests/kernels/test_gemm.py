@@ -1,0 +1,156 @@
+"""The matrix products of prefill against float64: every row count gives a row the same bits."""
+
+import numpy as np
+import pytest
+from harness import act, act_values, isas, make, rb, run, step
+from reference_linear import gate_up_rows, gemm, gemm_residual, swiglu_rows
+from weights import FAST, OTHER, blocks, close, weight
+
+STORAGES = ["bfloat16", "float32"]
+isa = pytest.mark.parametrize("isa", isas())
+storage = pytest.mark.parametrize("storage", STORAGES)
+
+
+def run_gemm(w, x, storage, isa="best", T=None, ldy=None, out=0, round=0, **kw):
+    N, K = w.values.shape
+    T = len(x) if T is None else T
+    y = np.full((len(x), ldy or N), 7, np.float32)
+    args = make("LilyGemmArgs", fmt=w.format, K=K, N=N, ldy=ldy or N, out=out, round=round)
+    run("gemm", args, [step(rows=T), x, y, *w.buffers], blocks(N, 64), isa=isa, storage=storage, **kw)
+    return y
+
+
+def run_gate_up(gate, up, x, storage, isa="best", **kw):
+    N, K = gate.values.shape
+    a = act(np.zeros((len(x), N)), storage)
+    args = make("LilyGemmArgs", fmt=gate.format, up=up.format, K=K, N=N)
+    run("gate_up_rows", args, [step(rows=len(x)), x, a, *gate.buffers, *up.buffers], blocks(N, 64), isa=isa, storage=storage, **kw)
+    return a
+
+
+@isa
+@storage
+@pytest.mark.parametrize("form", FAST)
+@pytest.mark.parametrize("K", [64, 128, 192, 512, 2048])
+def test_gemm_is_the_product(K, form, storage, isa):
+    rng = np.random.default_rng(K)
+    for T, N in [(1, 48), (5, 16), (7, 130), (16, 64), (65, 32)]:
+        w = weight(rng, N, K, form)
+        x = act(rng.normal(0, 1, (T, K)), storage)
+        close(run_gemm(w, x, storage, isa), gemm(act_values(x), w.rounded(storage)))
+
+
+@isa
+@pytest.mark.parametrize("form", OTHER)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_gemm_reads_every_format(form, storage, isa):
+    rng = np.random.default_rng(1)
+    w = weight(rng, 70, 384, form)
+    x = act(rng.normal(0, 1, (9, 384)), storage)
+    close(run_gemm(w, x, storage, isa), gemm(act_values(x), w.rounded(storage)))
+
+
+@isa
+@pytest.mark.parametrize("form", FAST + OTHER)
+def test_gemm_reads_weights_at_odd_addresses(form, isa):
+    rng = np.random.default_rng(2)
+    w = weight(rng, 33, 384, form)
+    x = act(rng.normal(0, 1, (4, 384)), "bfloat16")
+    assert (run_gemm(w.unaligned(), x, "bfloat16", isa) == run_gemm(w, x, "bfloat16", isa)).all()
+
+
+@pytest.mark.parametrize("N", [1, 4, 16, 32, 48, 64, 65, 200])
+def test_partial_tiles_leave_the_rest_alone(N):
+    rng = np.random.default_rng(N)
+    w = weight(rng, N, 128)
+    x = act(rng.normal(0, 1, (6, 128)), "bfloat16")
+    scale = np.sqrt((w.values**2).sum(1).mean())
+    y = run_gemm(w, x, "bfloat16", T=5, ldy=N + 9, out=3, round=1)
+    want = gemm(act_values(x), w.rounded("bfloat16"))
+    close(y[:5, 3 : 3 + N], want[:5], scale, rounded=True)
+    assert (y[:5, 3 : 3 + N] == rb(y[:5, 3 : 3 + N])).all()
+    y[:5, 3 : 3 + N] = 7
+    assert (y == 7).all()
+
+
+@storage
+@pytest.mark.parametrize("form", FAST)
+def test_a_row_does_not_depend_on_the_row_count(form, storage):
+    rng = np.random.default_rng(3)
+    w = weight(rng, 80, 320 if form != "bf16" else 352, form)
+    x = act(rng.normal(0, 1, (1100, w.values.shape[1])), storage)
+    every = run_gemm(w, x, storage)
+    for T in (1, 2, 5, 6, 7, 16, 63, 64, 65, 300):
+        assert (run_gemm(w, x[:T].copy(), storage) == every[:T]).all()
+    for t in (0, 64, 511, 512, 1099):
+        assert (run_gemm(w, x[t : t + 1].copy(), storage) == every[t]).all()
+
+
+@storage
+@pytest.mark.parametrize("form", FAST + OTHER)
+def test_avx2_and_avx512_agree_in_every_bit(form, storage):
+    if not {"avx2", "avx512"} <= set(isas()):
+        pytest.skip("needs AVX2 and AVX-512")
+    rng = np.random.default_rng(4)
+    w, up = weight(rng, 100, 384, form), weight(rng, 100, 384, form)
+    x = act(rng.normal(0, 1, (8, 384)), storage)
+    assert (run_gemm(w, x, storage, "avx2") == run_gemm(w, x, storage, "avx512")).all()
+    assert (run_gate_up(w, up, x, storage, "avx2") == run_gate_up(w, up, x, storage, "avx512")).all()
+
+
+def test_the_order_of_sums_is_the_contract():
+    """Blocks of 32, even and odd products apart, in float32 with fused multiply-adds."""
+    rng = np.random.default_rng(5)
+    K = 128
+    w = weight(rng, 16, K)
+    x = act(rng.normal(0, 1, (3, K)), "bfloat16")
+    xv, wv = act_values(x).astype(np.float64), w.rounded("bfloat16")
+    acc = np.zeros((3, 16), np.float32)
+    for k0 in range(0, K, 32):
+        sums = np.zeros((2, 3, 16), np.float32)
+        for k in range(32):  # bf16 products are exact in float64, and so is one more addend of their size
+            sums[k % 2] = (sums[k % 2].astype(np.float64) + np.outer(xv[:, k0 + k], wv[:, k0 + k])).astype(np.float32)
+        acc += sums[0] + sums[1]
+    assert (run_gemm(w, x, "bfloat16") == acc).all()
+
+
+@isa
+@storage
+def test_gemm_residual_adds_the_product(storage, isa):
+    rng = np.random.default_rng(6)
+    w = weight(rng, 100, 256)
+    x, h0 = act(rng.normal(0, 1, (13, 256)), storage), rng.normal(0, 1, (14, 100)).astype(np.float32)
+    h = h0.copy()
+    args = make("LilyGemmArgs", fmt=w.format, K=256, N=100, ldy=100)
+    run("gemm_residual", args, [step(rows=13), x, h, *w.buffers], 2, isa=isa, storage=storage, split=1)
+    close(h[:13], gemm_residual(act_values(x), h0[:13], w.rounded(storage)))
+    assert (h[:13] == h0[:13] + run_gemm(w, x, storage, isa)).all()
+    assert (h[13] == h0[13]).all()
+
+
+@isa
+@storage
+@pytest.mark.parametrize("forms", [("4g64", "4g64"), ("8g64", "4g64"), ("3g64", "bf16")])
+def test_gate_up_rows_is_its_parts(forms, storage, isa):
+    rng = np.random.default_rng(7)
+    T, N, K = 270, 100, 128
+    gate, up = (weight(rng, N, K, f) for f in forms)
+    x = act(rng.normal(0, 1, (T, K)), storage)
+    a = run_gate_up(gate, up, x, storage, isa, split=1)
+    close(act_values(a), gate_up_rows(act_values(x), gate.rounded(storage), up.rounded(storage)), rounded=storage == "bfloat16")
+    twin = act(np.zeros((T, N)), storage)
+    parts = [run_gemm(w, x, storage, isa) for w in (gate, up)]
+    run("swiglu_rows", make("LilyGemmArgs", N=N, rows_per_token=1), [step(rows=T), *parts, twin], T, isa=isa, storage=storage)
+    assert (a == twin).all()
+
+
+@isa
+@storage
+@pytest.mark.parametrize("N", [16, 100, 512])
+def test_swiglu_rows_covers_the_live_rows(N, storage, isa):
+    rng = np.random.default_rng(N)
+    gate, up = rng.normal(0, 3, (2, 5 * 3, N)).astype(np.float32)
+    a = act(np.full((5 * 3, N), 7), storage)
+    run("swiglu_rows", make("LilyGemmArgs", N=N, rows_per_token=3), [step(rows=4), gate, up, a], 5, isa=isa, storage=storage, split=2)
+    close(act_values(a)[:12], swiglu_rows(gate, up)[:12], rounded=storage == "bfloat16")
+    assert (act_values(a)[12:] == 7).all()
