@@ -138,9 +138,9 @@ void define_session(nb::module_& m) {
       .def(
           "start",
           [](NativeSession& s, nb::dict sampling, uint64_t max_tokens) {
-            return std::make_unique<NativeDecoder>(std::make_unique<Decoder>(s.get(), sampling_from(sampling), max_tokens));
+            return new NativeDecoder(std::make_unique<Decoder>(s.get(), sampling_from(sampling), max_tokens));
           },
-          "sampling"_a, "max_tokens"_a)
+          nb::rv_policy::take_ownership, "sampling"_a, "max_tokens"_a)
       .def("close",
            [](NativeSession& s) {
              nb::gil_scoped_release release;

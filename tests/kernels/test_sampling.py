@@ -183,8 +183,7 @@ def test_large_vocabulary(kind):
         dict(flags=GREEDY | LOGPROBS, n_logprobs=5),
         dict(flags=GREEDY),
     ):
-        # a sum of 248,320 fp32 weights has an edge every 4e-6 of the total
-        check(Case(logits), settings(seed_lo=9, position=77, **more), slack=SLACK)
+        check(Case(logits), settings(seed_lo=9, position=77, **more))
 
 
 def test_ties_at_the_cut_go_to_the_lower_id():
@@ -201,7 +200,7 @@ def test_ties_at_the_cut_go_to_the_lower_id():
         case = Case(np.full(512, 1.25, np.float32))
         case.adjust(s := settings(top_p=p))
         drawn = [0]
-        for s.position in range(4000):
+        for s.position in range(1500):
             out = case.draw(s)
             assert out.token in reference.sample_draw(s, case.y)
             drawn.append(out.token)

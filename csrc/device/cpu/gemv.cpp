@@ -70,7 +70,7 @@ template <class Act> static void gate_up_norm(const KernelCall& c, uint32_t begi
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
-  Input up_in = arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
+  Input up_in = same_format(a.gate, a.up) ? gate_in : arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
   for (uint32_t g = begin; g < end; g++) {
     uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
     float gx[16] = {}, ux[16] = {};

@@ -28,11 +28,11 @@ struct KernelList {
 #define LILY_KERNEL_FILES(X) X(embed) X(norm) X(gemv) X(moe) X(gemm) X(moe_rows) X(moe_route) X(gdn_step) X(gdn_rows) X(gdn_scan) X(attention_step) X(attention_rows) X(attention_twins) X(sampling)
 
 template <class T>
-inline const T& args(const KernelCall& c) {
+inline __attribute__((always_inline)) const T& args(const KernelCall& c) {
   return *static_cast<const T*>(c.args);
 }
 template <class T>
-inline T* buffer(const KernelCall& c, int i) {
+inline __attribute__((always_inline)) T* buffer(const KernelCall& c, int i) {
   return static_cast<T*>(c.buffers[i]);
 }
 

@@ -24,7 +24,7 @@ template <class Act> static void moe_gate_up(const KernelCall& c, uint32_t begin
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
-  Input up_in = arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
+  Input up_in = same_format(a.a, a.b) ? gate_in : arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
   const uint32_t blocks = row_blocks(a.I);
   for (uint32_t g = begin; g < end; g++) {
     uint32_t j = g / blocks, row = g % blocks * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);

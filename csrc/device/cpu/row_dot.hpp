@@ -1,9 +1,3 @@
-#ifndef AHEAD
-#define AHEAD 4096
-#endif
-#ifndef PG
-#define PG 1
-#endif
 // The dot products of decode: rows of a weight, each times one vector x, with w = scale*q + bias in fp32, unrounded.
 // Order of the sums of a row (contract: fused kernels and twins share it, however rows are grouped):
 //   lanes: acc = sum over vectors of 16 groups of bias * xsum, ascending; then per step: partial = sum of q*x, acc = fma(scale, partial, acc);
@@ -26,6 +20,8 @@ LILY_INLINE uint32_t vector_floats(uint32_t K) { return round_up(K, 128); }
 // Floats that arrange() needs.
 LILY_INLINE uint32_t arranged_floats(const Weight& w) { return vector_floats(w.K) + round_up(w.groups, 16); }
 
+LILY_INLINE bool same_format(const LilyFormat& a, const LilyFormat& b) { return a.kind == b.kind && a.bits == b.bits && a.group == b.group; }
+
 // Puts a vector of vector_floats(K) in order; `scratch` holds what is not `natural` itself.
 static Input arrange(const Weight& w, const float* natural, float* scratch) {
   float* sums = scratch + vector_floats(w.K);
@@ -35,9 +31,11 @@ static Input arrange(const Weight& w, const float* natural, float* scratch) {
     sums[g] = reduce_add(s);
   }
   if (!w.fast(4)) return {natural, sums};
+  uint32_t stride[16];
+  for (uint32_t i = 0; i < 16; i++) stride[i] = 32 * i;
+  const U every_eighth = loadu(stride);
   for (uint32_t j = 0; j < w.K; j += 128)
-    for (uint32_t k = 0; k < 8; k++)
-      for (uint32_t i = 0; i < 16; i++) scratch[j + 16 * k + i] = natural[j + 8 * i + k];
+    for (uint32_t k = 0; k < 8; k++) store(scratch + j + 16 * k, from_bits(gather_u32(natural + j + k, every_eighth)));
   return {scratch, sums};
 }
 
@@ -99,10 +97,9 @@ template <uint32_t R> LILY_INLINE void reduce_rows(const V* acc, float* y) {
 }
 
 // How far ahead codes are fetched: into the rows after those at hand, and far enough to hide memory when rows are short.
-LILY_INLINE uint64_t prefetch_distance(uint64_t rows_bytes) { return rows_bytes > AHEAD ? rows_bytes : AHEAD; }
+LILY_INLINE uint64_t prefetch_distance(uint64_t rows_bytes) { return rows_bytes > 4096 ? rows_bytes : 4096; }
 // The next rows' scales and biases.
 template <uint32_t R> LILY_INLINE void prefetch_groups(const Weight& w, uint64_t first) {
-  if (PG)
   for (uint32_t i = 0; i < R * w.groups * 2; i += 64) {
     __builtin_prefetch(w.row_scales(first + R) + i);
     __builtin_prefetch(w.row_biases(first + R) + i);

@@ -120,7 +120,9 @@ static void sample_adjust(const KernelCall& c, uint32_t begin, uint32_t end) {
     if (highest == minus_infinity) {
       id = first_allowed(c, s, from, to);
     } else {
-      for (id = from; y[id] != highest;) id++;
+      uint32_t lanes = 0;
+      for (id = from; !(lanes = lanes_at_least(load_some(y + id, to - id, minus_infinity), splat(highest))); id += 16) {}
+      id += uint32_t(__builtin_ctz(lanes));
       block[2] = float(sum_exp(y + from, to - from, highest));
     }
     block[1] = bits_float(id);
@@ -208,20 +210,24 @@ static uint32_t draw(const Candidates& c, const Weigh& weigh, float min_p, float
     }
     return double(reduce_add(sum));
   };
-  for (uint32_t i = 0; i < c.count; i += 64) total += weigh_chunk(i);
+  constexpr uint32_t parts = 256;  // sums of parts, so that only the one that crosses is weighed again; u < 1, so one does
+  double sums[parts] = {};
+  uint32_t part = (c.count / parts / 64 + 1) * 64, n = 0;
+  for (uint32_t i = 0; i < c.count; i += part) {
+    double sum = 0;
+    for (uint32_t k = i; k < i + part && k < c.count; k += 64) sum += weigh_chunk(k);
+    total += sums[n++] = sum;
+  }
   double target = double(u) * total;
-  uint32_t last = 0;
-  for (uint32_t i = 0; i < c.count; i += 64) {
-    double after = seen + weigh_chunk(i);
-    if (after > seen) {
-      bool crosses = after > target;
-      for (uint32_t k = 0; k < 64 && i + k < c.count; k++) {
-        if (w[k] > 0) last = i + k;
-        if (crosses && (seen += double(w[k])) > target) return last;
-      }
-      if (crosses) return last;
+  uint32_t last = 0, from = 0;
+  while (from + 1 < n && seen + sums[from] <= target) seen += sums[from++];
+  for (uint32_t i = from * part; i < (from + 1) * part && i < c.count; i += 64) {
+    weigh_chunk(i);
+    for (uint32_t k = 0; k < 64 && i + k < c.count; k++) {
+      if (!(w[k] > 0)) continue;
+      last = i + k;
+      if ((seen += double(w[k])) > target) return last;
     }
-    seen = after;
   }
   return last;
 }
