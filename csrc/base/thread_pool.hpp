@@ -6,8 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "base/thread.hpp"
 
 namespace lily {
 
@@ -21,8 +22,9 @@ class ThreadPool {
 
  private:
   void work();
+  void stop();
   void drain();
-  std::vector<std::thread> workers_;
+  std::vector<Thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<uint64_t> region_{0};  // bumped when a region starts

@@ -8,6 +8,7 @@
 
 #include "bind/convert.hpp"
 #include "bind/errors.hpp"
+#include "bind/session_io.hpp"
 #include "bind/testing.hpp"
 #include "bind/types.hpp"
 
@@ -102,12 +103,28 @@ void define_session(nb::module_& m) {
   nb::class_<NativeSession>(m, "Session", "Tokens and the state after them.")
       .def(
           "append",
-          [](NativeSession& s, Ids ids, nb::object progress) {
+          [](NativeSession& s, Ids ids, nb::object progress, const std::vector<uint32_t>& marks) {
             Signals signals;
             auto calls = progress_calls(progress, "prefill");
-            signals.run([&] { s.get()->append(ids.data(), ids.size(), calls, signals.poll()); });
+            signals.run([&] { s.get()->append(ids.data(), ids.size(), calls, signals.poll(), marks); });
           },
-          "ids"_a, "progress"_a = nb::none())
+          "ids"_a, "progress"_a = nb::none(), "marks"_a = std::vector<uint32_t>())
+      .def(
+          "rewind",
+          [](NativeSession& s, uint32_t n, nb::object progress) {
+            Signals signals;
+            auto calls = progress_calls(progress, "rewind");
+            Rewind r{};
+            signals.run([&] { r = s.get()->rewind(n, calls, signals.poll()); });
+            return nb::make_tuple(r.kept, r.reread);
+          },
+          "n"_a, "progress"_a = nb::none())
+      .def_prop_ro("snapshots",
+                   [](NativeSession& s) {
+                     std::vector<uint32_t> positions;
+                     for (const Snapshot& p : s.get()->snapshots()) positions.push_back(p.position);
+                     return positions;
+                   })
       .def(
           "append_rows",
           [](NativeSession& s, Ids ids, const std::string& mode, nb::object progress) {
@@ -199,5 +216,6 @@ NB_MODULE(_native, m) {
       "spec"_a, "weights"_a, "The programs of a configuration, recorded without a device.");
   define_model(m);
   define_session(m);
+  define_session_io(m);
   define_testing(m);
 }

@@ -29,6 +29,14 @@ struct Binding {
 };
 using Bindings = std::vector<Binding>;  // indexed by Symbol
 
+// What a submission runs on: weights, the same every time and shared, and behind them what is bound anew.
+struct BindingSet {
+  std::shared_ptr<const Bindings> fixed;
+  Bindings dynamic;  // symbols from fixed->size() on
+  const Binding& operator[](Symbol s) const { return s < fixed->size() ? (*fixed)[s] : dynamic[s - fixed->size()]; }
+  void set(Symbol s, Binding b) { dynamic[s - fixed->size()] = std::move(b); }
+};
+
 // The outcome of one submission. A device records failures here and never throws from its own thread.
 class Ticket {
  public:
@@ -56,10 +64,10 @@ using PreparedPtr = std::shared_ptr<const Prepared>;
 
 struct Submission {
   PreparedPtr program;
-  Bindings bindings;  // must keep every buffer alive; dropped when the submission has finished
+  BindingSet bindings;  // must keep every buffer alive; dropped when the submission has finished
   TicketPtr after;    // when that one did not succeed, this one is skipped
   std::shared_ptr<std::atomic<bool>> cancel;  // polled between stages
-  std::function<void(const Dispatch&, const Bindings&)> observe;  // after each dispatch, dispatches one by one (trace)
+  std::function<void(const Dispatch&, const BindingSet&)> observe;  // after each dispatch, dispatches one by one (trace)
 };
 
 struct DeviceInfo {

@@ -73,7 +73,7 @@ void Decoder::submit_forward(uint64_t k) {
     uint32_t position = base_ + uint32_t(k) - 1;
     session_->reserve(position + 1);
     if (k == 0) reinterpret_cast<LilyStep*>(slot.step->host())->token = uint32_t(session_->tokens().back());
-    slot.out = engine_->new_state();
+    slot.out = session_->fresh_state();
     last_ = session_->submit_decode(slot.step, position, newest_, slot.out, logits_, request);
     newest_ = slot.out;
   }
@@ -96,7 +96,7 @@ void Decoder::submit_sample(uint64_t k) {
 
 void Decoder::drain() {
   cancel_->store(true);
-  if (last_)
+  if (last_ && !engine_->forked())
     while (!last_->wait_for(std::chrono::milliseconds(1000))) {
     }
 }
@@ -133,7 +133,12 @@ std::optional<DecodedToken> Decoder::next(const uint32_t* mask, size_t mask_word
         submit_sample(samples_);
       }
     }
-    engine_->wait(slot.sampled, interrupt, cancel_);
+    try {
+      engine_->wait(slot.sampled, interrupt, cancel_);
+    } catch (const GPUError&) {
+      slot.forward->check();  // the forward part's own failure, when the sample part was only skipped
+      throw;
+    }
     if (slot.out) {
       session_->state_ = slot.out;
       session_->consumed_ = base_ + uint32_t(read_);
@@ -141,9 +146,10 @@ std::optional<DecodedToken> Decoder::next(const uint32_t* mask, size_t mask_word
     const auto& result = *reinterpret_cast<const LilySample*>(slot.sample->host());
     DecodedToken token{int32_t(result.token), result.logprob, {}, {}};
     if (params_.logprobs > 0) {
-      uint32_t n = std::min<uint32_t>(result.n_logprobs, uint32_t(engine_->model().spec.vocab_size));
-      token.top_ids.assign(result.top_ids, result.top_ids + n);
-      token.top_logprobs.assign(result.top_logprobs, result.top_logprobs + n);
+      for (uint32_t i = 0; i < result.n_logprobs && result.top_ids[i] != ~0u; i++) {  // fewer when most ids are masked
+        token.top_ids.push_back(result.top_ids[i]);
+        token.top_logprobs.push_back(result.top_logprobs[i]);
+      }
     }
     session_->tokens_.push_back(token.token);
     session_->origins_.push_back(Origin::generated);

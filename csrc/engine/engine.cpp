@@ -4,11 +4,15 @@
 #include <bit>
 #include <cstdlib>
 #include <thread>
+#include <unistd.h>
 
 namespace lily {
 
 std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit, const Progress& progress) {
-  std::shared_ptr<Engine> e(new Engine());
+  // A forked child cannot stop threads that it does not have: there the engine is left as it is.
+  std::shared_ptr<Engine> e(new Engine(), [](Engine* p) {
+    if (!p->forked()) delete p;
+  });
   e->policy_ = Policy::from_environment();
   if (const char* text = std::getenv("LILY_SCHEDULE"); text && *text) e->schedule_ = Schedule::parse(text);
   e->device_ = open_device(device_name);
@@ -23,18 +27,23 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
     throw OutOfMemoryError("the model does not fit in the memory limit of " + std::to_string(limit) + " bytes", least, limit,
                            "raise memory_limit, or load a smaller or more strongly quantised checkpoint");
   e->budget_->reserve(MemoryKind::weights, m.weights.bytes());
-  e->fixed_.resize(e->model_->symbols.size());
-  m.weights.load(*e->device_, e->fixed_, [&](uint64_t done, uint64_t total) {
+  auto fixed = std::make_shared<Bindings>(m.use.step);  // weights have the first symbols
+  m.weights.load(*e->device_, *fixed, [&](uint64_t done, uint64_t total) {
     if (progress) progress("load", done, total);
   });
+  e->fixed_ = fixed;
   e->states_ = std::make_shared<StatePool>(e->device_, e->budget_, m.state.bytes);
   e->kv_ = std::make_shared<KvCache>(e->device_, e->budget_, m.spec.attention_layers(), m.kv_block_bytes(), [raw = e.get()] { raw->drain(); });
   return e;
 }
 
+Engine::Engine() : process_(int(getpid())) {}
+
 Engine::~Engine() {
   if (device_) drain();
 }
+
+bool Engine::forked() const { return int(getpid()) != process_; }
 
 void Engine::drain() {
   while (device_->in_flight() > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -95,20 +104,24 @@ TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& boun
   const StepSymbols& use = model_->use;
   Submission s;
   s.program = program.program;
-  s.bindings = fixed_;
-  kv_->bind(use, s.bindings);
-  s.bindings[use.workspace] = {workspace_, 0};
-  for (const Bound& b : bound) s.bindings[b.symbol] = {b.buffer, b.offset};
+  s.bindings = bind();
+  s.bindings.set(use.workspace, {workspace_, 0});
+  for (const Bound& b : bound) s.bindings.set(b.symbol, {b.buffer, b.offset});
   s.after = request.after;
   s.cancel = request.cancel;
   s.observe = request.observe;
   return device_->submit(std::move(s));
 }
 
-void Engine::bind_fixed(Bindings& bindings) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  bindings = fixed_;
+BindingSet Engine::bind() const {
+  BindingSet bindings{fixed_, Bindings(model_->symbols.size() - fixed_->size())};
   kv_->bind(model_->use, bindings);
+  return bindings;
+}
+
+BindingSet Engine::base_bindings() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return bind();
 }
 
 void Engine::wait(const TicketPtr& ticket, const Interrupt& interrupt, const std::shared_ptr<std::atomic<bool>>& cancel) {

@@ -29,6 +29,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   using Progress = std::function<void(const char* stage, uint64_t done, uint64_t total)>;
   static std::shared_ptr<Engine> open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device, uint64_t memory_limit, const Progress& progress);
   ~Engine();
+  bool forked() const;  // in a child process, where the device's threads do not exist
 
   const Model& model() const { return *model_; }
   const DevicePtr& device() const { return device_; }
@@ -56,7 +57,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Request {
     TicketPtr after;
     std::shared_ptr<std::atomic<bool>> cancel;
-    std::function<void(const Dispatch&, const Bindings&)> observe;
+    std::function<void(const Dispatch&, const BindingSet&)> observe;
   };
   TicketPtr submit(const ProgramKey& key, const std::vector<Bound>& bound, const Request& request);
   // Waits, polling `interrupt`; on an interrupt sets `cancel`, waits for the end and throws Interrupted. Throws what the ticket holds.
@@ -68,26 +69,28 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t state_bytes() const { return states_->bytes(); }
   KvCache& kv() { return *kv_; }
   std::mutex& mutex() { return mutex_; }
-  void bind_fixed(Bindings& bindings);  // weights and K/V arenas
+  BindingSet base_bindings();  // weights and K/V arenas; takes mutex()
   void drain();  // until nothing is in flight
 
   static uint32_t row_bucket(uint32_t rows, uint32_t chunk);
   static constexpr uint32_t kDefaultChunk = 512;
 
  private:
-  Engine() = default;
+  Engine();
   struct Ready {
     PreparedPtr program;
     uint64_t workspace;
   };
+  BindingSet bind() const;
   const Ready& ready(const ProgramKey& key);
 
+  const int process_;
   std::unique_ptr<Model> model_;
   DevicePtr device_;
   std::shared_ptr<MemoryBudget> budget_;
   std::shared_ptr<StatePool> states_;
   std::shared_ptr<KvCache> kv_;
-  Bindings fixed_;  // weights
+  std::shared_ptr<const Bindings> fixed_;  // weights
   Policy policy_;
   Schedule schedule_;
   uint32_t chunk_ = kDefaultChunk;

@@ -113,10 +113,10 @@ void KvCache::copy(uint32_t from, uint32_t to) {
     for (BufferPtr& arena : *arenas) std::memcpy(arena->host() + to * block_bytes_, arena->host() + from * block_bytes_, block_bytes_);
 }
 
-void KvCache::bind(const StepSymbols& use, Bindings& bindings) const {
+void KvCache::bind(const StepSymbols& use, BindingSet& bindings) const {
   for (size_t i = 0; i < k_.size(); i++) {
-    bindings[use.k[i]] = {k_[i], 0};
-    bindings[use.v[i]] = {v_[i], 0};
+    bindings.set(use.k[i], {k_[i], 0});
+    bindings.set(use.v[i], {v_[i], 0});
   }
 }
 

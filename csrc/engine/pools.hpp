@@ -56,7 +56,7 @@ class KvCache : public std::enable_shared_from_this<KvCache> {
   KvCache(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint32_t layers, uint64_t block_bytes, std::function<void()> drain);
   KvBlockPtr allocate();
   void copy(uint32_t from, uint32_t to);  // contents of a block, all layers; nothing in flight may write `from`
-  void bind(const StepSymbols& use, Bindings& bindings) const;
+  void bind(const StepSymbols& use, BindingSet& bindings) const;
   const BufferPtr& k(uint32_t layer) const { return k_[layer]; }
   const BufferPtr& v(uint32_t layer) const { return v_[layer]; }
   uint64_t block_bytes() const { return block_bytes_; }

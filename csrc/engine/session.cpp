@@ -1,6 +1,7 @@
 #include "engine/session.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace lily {
@@ -76,7 +77,7 @@ void Session::consume_pending(const BufferPtr& logits, const Interrupt& interrup
   if (!pending()) return;
   reserve(consumed_ + 1);
   auto cancel = std::make_shared<std::atomic<bool>>(false);
-  StatePtr in = current(), out = engine_->new_state();
+  StatePtr in = current(), out = fresh_state();
   reinterpret_cast<LilyStep*>(step_->host())->token = uint32_t(tokens_[consumed_]);
   engine_->wait(submit_decode(step_, consumed_, in, out, logits, {nullptr, cancel, nullptr}), interrupt, cancel);
   state_ = out;
@@ -84,28 +85,47 @@ void Session::consume_pending(const BufferPtr& logits, const Interrupt& interrup
 }
 
 void Session::read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
-                   const std::function<void(uint32_t, uint32_t)>& each_chunk, uint32_t chunk) {
+                   const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks) {
   const Model& model = engine_->model();
+  const uint32_t chunk = engine_->chunk();
+  size_t mark = 0;
   if (pending()) consume_pending(engine_->request_buffer(uint64_t(model.spec.vocab_size) * 4), interrupt);
   BufferPtr id_buffer = engine_->request_buffer(uint64_t(Engine::row_bucket(uint32_t(std::min<size_t>(chunk, n)), chunk)) * 4);
   if (progress) progress(0, n);
   for (size_t begin = 0; begin < n;) {
-    uint32_t rows = uint32_t(std::min<size_t>(chunk, n - begin));
+    // Borders lie on a grid of absolute positions, so that the regular snapshots are states at the end of a chunk and cost nothing.
+    uint32_t rows = uint32_t(std::min<size_t>(chunk - consumed_ % chunk, n - begin));
+    rows = std::min(rows, kSnapshotInterval - consumed_ % kSnapshotInterval);
+    size_t first_mark = mark;
+    while (mark < marks.size() && marks[mark] < begin + rows && mark - first_mark < LILY_MAX_SNAPSHOTS) mark++;
+    if (mark < marks.size() && marks[mark] < begin + rows) rows = uint32_t(marks[mark] - begin);  // more marks than one chunk carries
     reserve(consumed_ + rows);
     auto* record = reinterpret_cast<LilyStep*>(step_->host());
     *record = {};
     record->position = consumed_;
     record->rows = rows;
     std::memcpy(id_buffer->host(), ids + begin, rows * 4);
-    StatePtr in = current(), out = engine_->new_state();
+    StatePtr in = current(), out = fresh_state();
     auto bound = common(in, out, step_);
     bound.push_back({model.use.ids, id_buffer});
     if (rows_out) bound.push_back({model.use.rows_out, rows_out});
+    std::vector<Snapshot> passed;
+    for (size_t i = first_mark; i < mark; i++) {
+      uint32_t after = uint32_t(marks[i] - begin);
+      StatePtr state = fresh_state();
+      record->snapshot_rows[record->n_snapshots] = after - 1;
+      bound.push_back({model.use.snapshots[record->n_snapshots++], *state});
+      passed.push_back({consumed_ + after, state, true});
+    }
     auto cancel = std::make_shared<std::atomic<bool>>(false);
     engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
     state_ = out;
     consumed_ += rows;
+    for (const Snapshot& s : passed) keep_snapshot(s.position, s.state, true);
+    bool marked = begin + rows == n || (mark < marks.size() && marks[mark] == begin + rows);
+    if (marked || consumed_ % kSnapshotInterval == 0) keep_snapshot(consumed_, state_, marked);
+    while (mark < marks.size() && marks[mark] <= begin + rows) mark++;
     tokens_.insert(tokens_.end(), ids + begin, ids + begin + rows);
     origins_.insert(origins_.end(), rows, Origin::read);
     begin += rows;
@@ -113,10 +133,97 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
   }
 }
 
-void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt) {
+void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks) {
   Busy busy(*this);
   check_ids(ids, n);
-  read(ids, n, progress, interrupt, nullptr, nullptr, engine_->chunk());
+  for (size_t i = 0; i < marks.size(); i++)
+    if (marks[i] < 1 || marks[i] >= n || (i && marks[i] <= marks[i - 1])) throw InvalidArgument("marks must be ascending numbers of ids between 1 and " + std::to_string(n - 1));
+  read(ids, n, progress, interrupt, nullptr, nullptr, marks);
+}
+
+void Session::keep_snapshot(uint32_t position, const StatePtr& state, bool marked) {
+  auto at = std::lower_bound(snapshots_.begin(), snapshots_.end(), position, [](const Snapshot& s, uint32_t p) { return s.position < p; });
+  if (at != snapshots_.end() && at->position == position)
+    at->marked |= marked;
+  else
+    snapshots_.insert(at, {position, state, marked});
+  thin_snapshots();
+}
+
+StatePtr Session::fresh_state() {
+  for (;;) try {
+      return engine_->new_state();
+    } catch (const OutOfMemoryError&) {
+      if (snapshots_.empty()) throw;
+      snapshots_.erase(snapshots_.begin());
+    }
+}
+
+// Marked ones: the newest few. Regular ones: an older one must sit on a coarser grid, so that their number grows with the logarithm of the length.
+void Session::thin_snapshots() {
+  const uint32_t newest = snapshots_.empty() ? 0 : snapshots_.back().position;
+  size_t marked = 0;
+  for (size_t i = snapshots_.size(); i-- > 0;) {
+    Snapshot& s = snapshots_[i];
+    if (s.marked && ++marked > kMarkedSnapshots) s.marked = false;
+    if (s.marked) continue;
+    uint32_t step = s.position / kSnapshotInterval;
+    bool regular = s.position % kSnapshotInterval == 0 && step > 0;
+    uint64_t reach = regular ? uint64_t(4 * kSnapshotInterval) << std::countr_zero(step) : 0;
+    if (newest - s.position > reach || !regular) snapshots_.erase(snapshots_.begin() + long(i));
+  }
+}
+
+std::shared_ptr<Session> Session::copy(uint32_t n_tokens, const StatePtr& state, uint32_t consumed) const {
+  auto other = std::make_shared<Session>(engine_);
+  other->tokens_.assign(tokens_.begin(), tokens_.begin() + n_tokens);
+  other->origins_.assign(origins_.begin(), origins_.begin() + n_tokens);
+  other->consumed_ = consumed;
+  other->state_ = state;
+  size_t blocks = (size_t(consumed) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK;
+  other->blocks_.assign(blocks_.begin(), blocks_.begin() + long(blocks));
+  for (const Snapshot& s : snapshots_)
+    if (s.position <= consumed) other->snapshots_.push_back(s);
+  return other;
+}
+
+Rewind Session::rewind(uint32_t n, const Progress& progress, const Interrupt& interrupt) {
+  Busy busy(*this);
+  if (n > tokens_.size()) throw InvalidArgument("rewind(" + std::to_string(n) + ") on a session of " + std::to_string(tokens_.size()) + " tokens");
+  if (n == tokens_.size()) return {n, 0};
+  uint32_t start = 0;
+  StatePtr state;
+  for (const Snapshot& s : snapshots_)
+    if (s.position <= n) start = s.position, state = s.state;
+  if (consumed_ <= n) start = consumed_, state = state_;  // only a pending token is dropped
+  // The work is done on a copy that shares all blocks, and taken over when it has succeeded.
+  std::shared_ptr<Session> other = copy(start, state, start);
+  for (uint32_t at = start; at < n;) {
+    uint32_t end = at;
+    while (end < n && origins_[end] == origins_[at]) end++;
+    if (origins_[at] == Origin::read) {
+      Progress part;
+      if (progress) part = [&](uint64_t done, uint64_t) { progress(at - start + done, n - start); };
+      other->read(tokens_.data() + at, end - at, part, interrupt, nullptr, nullptr, {});
+    } else {
+      BufferPtr logits = engine_->request_buffer(uint64_t(engine_->model().spec.vocab_size) * 4);
+      for (uint32_t i = at; i < end; i++) {
+        other->tokens_.push_back(tokens_[i]);
+        other->origins_.push_back(Origin::generated);
+        other->consume_pending(logits, interrupt);
+        if (progress) progress(i + 1 - start, n - start);
+      }
+    }
+    at = end;
+  }
+  tokens_ = std::move(other->tokens_);
+  origins_ = std::move(other->origins_);
+  consumed_ = other->consumed_;
+  state_ = other->state_;
+  blocks_ = std::move(other->blocks_);
+  snapshots_ = std::move(other->snapshots_);
+  table_ = other->table_;
+  return {start, n - start};
 }
 
 void Session::append_rows(const int32_t* ids, size_t n, Rows mode, float* out, const Progress& progress, const Interrupt& interrupt) {
@@ -151,7 +258,7 @@ void Session::append_rows(const int32_t* ids, size_t n, Rows mode, float* out, c
       std::memcpy(out + (uint64_t(begin) + at) * width, result->host(), live * width * 4);
     }
   };
-  read(ids, n, progress, interrupt, rows_out, tiles, chunk);
+  read(ids, n, progress, interrupt, rows_out, tiles, {});
 }
 
 void Session::logits(float* out, const Interrupt& interrupt) {
@@ -170,13 +277,7 @@ void Session::logits(float* out, const Interrupt& interrupt) {
 
 std::shared_ptr<Session> Session::fork() {
   Busy busy(*this);
-  auto copy = std::make_shared<Session>(engine_);
-  copy->tokens_ = tokens_;
-  copy->origins_ = origins_;
-  copy->consumed_ = consumed_;
-  copy->state_ = state_;
-  copy->blocks_ = blocks_;
-  return copy;
+  return copy(uint32_t(tokens_.size()), state_, consumed_);
 }
 
 void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
@@ -189,18 +290,18 @@ void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
   Program program = engine_->record({Engine::ProgramKey::prefill, uint32_t(n), false}, {false, "trace"});
   Submission s;
   s.program = engine_->device()->prepare(program.dispatches(), program.order({Schedule::Kind::serial, 0, -1}));
-  engine_->bind_fixed(s.bindings);
+  s.bindings = engine_->base_bindings();
   BufferPtr workspace = engine_->request_buffer(program.workspace_bytes()), id_buffer = engine_->request_buffer(n * 4);
   std::memcpy(id_buffer->host(), ids, n * 4);
   auto* record = reinterpret_cast<LilyStep*>(step_->host());
   *record = {};
   record->position = consumed_;
   record->rows = uint32_t(n);
-  StatePtr in = current(), out = engine_->new_state();
-  for (auto& b : common(in, out, step_)) s.bindings[b.symbol] = {b.buffer, b.offset};
-  s.bindings[model.use.ids] = {id_buffer, 0};
-  s.bindings[model.use.workspace] = {workspace, 0};
-  s.observe = [&](const Dispatch& d, const Bindings& bindings) {
+  StatePtr in = current(), out = fresh_state();
+  for (auto& b : common(in, out, step_)) s.bindings.set(b.symbol, {b.buffer, b.offset});
+  s.bindings.set(model.use.ids, {id_buffer, 0});
+  s.bindings.set(model.use.workspace, {workspace, 0});
+  s.observe = [&](const Dispatch& d, const BindingSet& bindings) {
     for (const TraceTag& tag : d.traces) {
       const BufferUse& use = d.uses[tag.use];
       sink(tag, bindings[use.symbol].buffer->host() + bindings[use.symbol].offset + use.offset, use.bytes);
@@ -211,7 +312,8 @@ void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
 
 uint64_t Session::nbytes() const {
   uint64_t bytes = uint64_t(blocks_.size()) * engine_->model().kv_block_bytes() * 2 * engine_->model().spec.attention_layers();
-  if (state_) bytes += engine_->state_bytes();
+  bool counted = !state_ || (!snapshots_.empty() && snapshots_.back().state == state_);
+  bytes += (snapshots_.size() + !counted) * engine_->state_bytes();
   return bytes + tokens_.size() * 5;
 }
 

@@ -10,13 +10,33 @@ namespace lily {
 
 enum class Origin : uint8_t { read = 0, generated = 1 };
 
+// A state that the session can go back to: the recurrent part of the model cannot be cut back.
+struct Snapshot {
+  uint32_t position;  // tokens consumed
+  StatePtr state;
+  bool marked;  // asked for by the caller, or the end of a prompt; else one of every kSnapshotInterval tokens
+};
+
+struct Rewind {
+  uint32_t kept, reread;  // tokens whose state was still there, and tokens computed again
+};
+
+struct SessionImage;
+
 class Session {
  public:
+  static constexpr uint32_t kSnapshotInterval = 1024;
+  static constexpr size_t kMarkedSnapshots = 8;  // the newest ones stay
+
   explicit Session(std::shared_ptr<Engine> engine);
 
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
-  // Reads ids in chunks, after decoding a pending token. Whole chunks read before an error or an interrupt stay.
-  void append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt);
+  // Reads ids in chunks, after decoding a pending token. Whole chunks read before an error or an interrupt stay, with their snapshots.
+  // marks: ascending numbers of ids (1 to n-1) after which a snapshot is kept besides the regular ones.
+  void append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks = {});
+  // Back to the first n tokens: from the newest snapshot at or before n, the rest is computed again as it was, read or generated.
+  // On an error or an interrupt the session stays as it is.
+  Rewind rewind(uint32_t n, const Progress& progress, const Interrupt& interrupt);
   enum class Rows { logits, score };
   // As append; out is [n, vocab] logits, or [n] log probabilities of the next id (0 for the last).
   void append_rows(const int32_t* ids, size_t n, Rows mode, float* out, const Progress& progress, const Interrupt& interrupt);
@@ -32,12 +52,15 @@ class Session {
   uint32_t consumed() const { return consumed_; }
   const StatePtr& state() const { return state_; }
   const std::vector<KvBlockPtr>& kv_blocks() const { return blocks_; }
+  const std::vector<Snapshot>& snapshots() const { return snapshots_; }
   uint64_t nbytes() const;
   bool busy() const { return busy_.load(); }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
 
  private:
   friend class Decoder;
+  friend struct SessionImage export_session(Session&);
+  friend std::shared_ptr<Session> import_session(const std::shared_ptr<Engine>&, const struct SessionImage&);
   // Marks the session busy for its lifetime; InvalidArgument when it already is.
   struct Busy {
     explicit Busy(Session& s);
@@ -48,7 +71,11 @@ class Session {
   void reserve(uint32_t end);  // K/V blocks for positions below end, the first one to be written unshared
   void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
   void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
-            const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, uint32_t chunk);
+            const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks);
+  void keep_snapshot(uint32_t position, const StatePtr& state, bool marked);
+  void thin_snapshots();
+  StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full
+  std::shared_ptr<Session> copy(uint32_t n_tokens, const StatePtr& state, uint32_t consumed) const;
   std::vector<Engine::Bound> common(const StatePtr& in, const StatePtr& out, const BufferPtr& step) const;
   StatePtr current() const;
   TicketPtr submit_head(const BufferPtr& step, const BufferPtr& logits, const Engine::Request& request);
@@ -59,6 +86,7 @@ class Session {
   std::vector<Origin> origins_;
   uint32_t consumed_ = 0;
   StatePtr state_;  // null before the first token
+  std::vector<Snapshot> snapshots_;  // ascending
   std::vector<KvBlockPtr> blocks_;
   BufferPtr table_, step_;
   std::atomic<bool> busy_{false};

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lily.device import DeviceInfo, devices
     from lily.model import Model
     from lily.planning import Plan, plan
-    from lily.results import Chunk, Generation, Memory, Score, Timing, TokenLogprob, Usage
+    from lily.results import Chunk, Generation, Memory, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
     from lily.session import Session
     from lily.tokenizer import Tokenizer
@@ -46,7 +46,9 @@ _LAZY = {
     "Model": "model",
     "ModelConfig": "config",
     "Plan": "planning",
+    "Ranked": "results",
     "Sampling": "sampling",
+    "Rewind": "results",
     "Score": "results",
     "Session": "session",
     "Timing": "results",
@@ -72,8 +74,10 @@ __all__ = [
     "ModelConfig",
     "OutOfMemoryError",
     "Plan",
+    "Ranked",
     "Sampling",
     "SamplingError",
+    "Rewind",
     "Score",
     "Session",
     "SessionMismatchError",

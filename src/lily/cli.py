@@ -96,6 +96,22 @@ def plan(source: str, revision: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("source")
+@click.argument("destination", type=click.Path())
+@click.option("--bits", type=click.Choice(["2", "3", "4", "5", "6", "8"]), default="4", show_default=True, help="Bits of a code.")
+@click.option("--group", type=click.Choice(["32", "64", "128"]), default="64", show_default=True, help="Columns that share a scale.")
+@click.option("--revision", help="Branch, tag or commit of a Hub id.")
+def convert(source: str, destination: str, bits: str, group: str, revision: str | None) -> None:
+    """Quantise SOURCE (a directory or a Hub id) into the new directory DESTINATION, in MLX's format.
+
+    After an interruption the same command goes on from the last finished shard.
+    """
+    from lily.convert import convert
+
+    click.echo(str(convert(source, destination, bits=int(bits), group=int(group), revision=revision)))
+
+
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def devices(as_json: bool) -> None:
     """The devices of this machine, the default one first."""

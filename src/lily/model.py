@@ -16,10 +16,12 @@ from lily.errors import CheckpointError, TemplateError
 from lily.generation import Run, collect
 from lily.progress import Progress, reporting
 from lily.prompts import is_batch, to_ids
+from lily.ranking import rank
 from lily.request import Request, takes_options
-from lily.results import Chunk, Generation, Memory, Score
+from lily.results import Chunk, Generation, Memory, Ranked, Score
 from lily.sampling import Sampling
 from lily.session import Session
+from lily.staging import staged
 from lily.template import ChatTemplate
 from lily.tokenizer import Tokenizer
 from lily.weights import load_weights
@@ -68,6 +70,7 @@ class Model:
         device: str = "auto",
         max_context: int | None = None,
         memory_limit: int | None = None,
+        quantize: int | None = None,
         refresh: bool = False,
         progress: Progress = True,
     ) -> Model:
@@ -75,8 +78,9 @@ class Model:
 
         A complete local snapshot makes no network call unless `refresh`; otherwise the configuration is checked before
         any weight is downloaded. `device` is a name from `lily.devices()` or "auto". `max_context` is in tokens
-        (default: what the checkpoint allows), `memory_limit` in bytes. `progress` is True (a bar on a terminal), False,
-        or a callable `(stage, done, total)`.
+        (default: what the checkpoint allows), `memory_limit` in bytes. `quantize` (4 or 8) packs unquantised matrices to
+        that many bits, exactly as MLX does in groups of 64 with 8-bit routers, into a temporary file (in TMPDIR) that is
+        gone when the model is. `progress` is True (a bar on a terminal), False, or a callable `(stage, done, total)`.
 
         Raises `CheckpointError`, `DeviceError`, `OutOfMemoryError`, `ValueError`.
 
@@ -87,6 +91,7 @@ class Model:
         """
         _check_positive("max_context", max_context)
         _check_positive("memory_limit", memory_limit)
+        _check_bits(quantize)
         directory = hub.resolve(source, revision=revision, refresh=refresh, progress=progress)
         config = ModelConfig.from_file(directory)
         if max_context is not None and max_context > config.max_context:
@@ -103,8 +108,8 @@ class Model:
         }
         _check_vocabulary(parts["tokenizer"], config)
         limit = max_context if max_context is not None else config.max_context
-        with reporting(progress) as report:
-            engine = native().Model(config.spec(), weights, device, limit, memory_limit, report)
+        with reporting(progress) as report, staged(weights, quantize=quantize, memory_limit=memory_limit, report=report) as ready:
+            engine = native().Model(config.spec(), ready, device, limit, memory_limit, report)
         return cls._from_native(engine, **parts)
 
     @classmethod
@@ -271,6 +276,21 @@ class Model:
                 pieces.append(session._native.append_rows(ids[start : start + step + 1], "score", None)[:-1])
         return Score(np.concatenate(pieces).astype(np.float32, copy=False))
 
+    def rank(self, prompt: Prompt, choices: Sequence[Prompt]) -> list[Ranked]:
+        """Continuations of a prompt, likeliest first, by the sum of their tokens' log-probabilities; ties by index.
+
+        The prompt is read once. Prompt and choices are turned into ids apart, so a word at the border never merges with
+        the prompt's last one: write the space that belongs to a choice at its beginning (" Paris"), or give ids. Sums
+        favour short choices; divide by the number of tokens where that matters. Raises `ValueError` for an empty choice,
+        `ContextOverflowError` before any work when the longest does not fit.
+
+        >>> import lily
+        >>> ranked = lily.Model.demo().rank("Once upon a", [" time", " xylophone"])
+        >>> ranked[0].choice, ranked[0].index, ranked[0].logprob > ranked[1].logprob
+        (' time', 0, True)
+        """
+        return rank(self, prompt, choices)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; nothing is added around it.
 
@@ -364,6 +384,13 @@ def _check_positive(name: str, value: int | None) -> None:
         raise TypeError(f"{name} is {value!r}, expected a positive integer or None")
     if value < 1:
         raise ValueError(f"{name} is {value}, expected a positive integer or None")
+
+
+def _check_bits(bits: int | None) -> None:
+    if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int)):
+        raise TypeError(f"quantize is {bits!r}, expected 4, 8 or None")
+    if bits not in (None, 4, 8):
+        raise ValueError(f"quantize is {bits}, expected 4, 8 or None")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:

@@ -50,6 +50,16 @@ class Quantization:
         return cls(_packing(block, "quantization"), overrides)
 
 
+def packing_for(name: str, cols: int, bits: int, group: int) -> Packing | None:
+    """What mlx-lm makes of a matrix with this canonical name; None leaves it alone, as when the group does not divide it.
+
+    Routers and shared-expert gates get 8 bits in groups of 64, whatever the others have.
+    """
+    gate = name.endswith((".mlp.gate", ".mlp.shared_expert_gate"))
+    packing = Packing(8, 64) if gate else Packing(bits, group)
+    return None if cols % group or cols % packing.group else packing
+
+
 def _packing(entry: Mapping[str, Any], where: str) -> Packing:
     """Missing values are those of affine mode, as MLX has it, not the block's."""
     mode = entry.get("mode", "affine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,34 @@ class Score:
 
     def __str__(self) -> str:
         return f"perplexity {self.perplexity:.3f} over {len(self.logprobs)} tokens"
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """What `Session.rewind` did: tokens whose state was `kept`, and tokens that were computed again (`reread`).
+
+    >>> import lily
+    >>> session = lily.Model.demo().prefill([5, 6, 7])
+    >>> session.rewind(2)
+    Rewind(kept=0, reread=2)
+    """
+
+    kept: int
+    reread: int
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One choice of `Model.rank`: as it was given, the sum of its tokens' log-probabilities, and its place in the list.
+
+    >>> import lily
+    >>> [entry.index for entry in lily.Model.demo().rank("The sky is", [" xylophone", " blue"])]
+    [1, 0]
+    """
+
+    choice: str | Sequence[int]
+    logprob: float
+    index: int
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lily.generation import Run, collect
 from lily.progress import Progress, reporting
 from lily.request import takes_options
-from lily.results import Chunk, Generation
+from lily.results import Chunk, Generation, Rewind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,6 +123,27 @@ class Session:
         True
         """
         return self._native.nbytes
+
+    def rewind(self, n: int, *, progress: Progress = None) -> Rewind:
+        """Go back to the first `n` tokens.
+
+        The recurrent layers cannot be cut back, so the newest snapshot at or before `n` is restored (one is kept every 1,024
+        tokens that were read, fewer further back, and at the end of each prompt) and the rest is computed again as it was: read
+        tokens are read, generated ones are decoded. The result equals, bit for bit, a session that never went further.
+        On an error or Ctrl-C the session stays as it was. Raises `ValueError` when `n` is not between 0 and the length.
+
+        >>> import lily
+        >>> session = lily.Model.demo().prefill("The")
+        >>> before = len(session)
+        >>> _ = session.generate(max_tokens=4)
+        >>> _ = session.rewind(before)
+        >>> len(session) == before
+        True
+        """
+        if not 0 <= n <= len(self):
+            raise ValueError(f"rewind({n}) on a session of {len(self)} tokens, expected 0 to {len(self)}")
+        with reporting(progress) as report:
+            return Rewind(*self._native.rewind(n, report))
 
     def fork(self) -> Session:
         """A second session with the same past; nothing is copied.

@@ -10,7 +10,7 @@ from lily.checkpoint import find_tensors, fused_expert_name
 from lily.config import ModelConfig
 from lily.errors import CheckpointError
 from lily.layout import Linear, Vector, weights_of
-from lily.quantization import BITS, GROUPS, Packing
+from lily.quantization import BITS, GROUPS, Packing, packing_for
 from lily.safetensors_header import Tensor
 
 _FLOATS = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
@@ -56,12 +56,9 @@ def abstract_weights(config: ModelConfig) -> list[dict[str, Any]]:
 
 def _implied(weight: Linear, config: ModelConfig) -> Packing | None:
     block = config.quantization
-    if block is not None and weight.name in block.overrides:
-        packing = block.overrides[weight.name]
-    elif block is None and weight.name.endswith((".mlp.gate", ".mlp.shared_expert_gate")):
-        packing = Packing(8, 64)
-    else:
-        packing = block.default if block is not None else Packing(4, 64)
+    if block is None:
+        return packing_for(weight.name, weight.cols, 4, 64)
+    packing = block.overrides.get(weight.name, block.default)
     # MLX leaves a matrix alone when the group does not divide its columns.
     return None if packing is None or weight.cols % packing.group else packing
 

@@ -1,4 +1,4 @@
-"""float64 references of the linear kernels, one per kernel name. Inputs are what the kernel reads: activations and weights already rounded."""
+"""float64 references of the linear kernels, one per kernel name. Inputs are what a kernel reads: rounded activations and weights."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ def stream(rng, K):
 
 
 def run_gate_up(gate, up, h, sums, norm, storage, isa="best", **kw):
-    I, K = gate.values.shape
-    a = act(np.zeros(I), storage)
-    args = make("LilyGateUpArgs", gate=gate.format, up=up.format, K=K, I=I, eps=EPS)
-    run("gate_up_norm", args, [h, sums, norm, a, *gate.buffers, *up.buffers], blocks(I), isa=isa, storage=storage, **kw)
+    inner, K = gate.values.shape
+    a = act(np.zeros(inner), storage)
+    args = make("LilyGateUpArgs", gate=gate.format, up=up.format, K=K, I=inner, eps=EPS)
+    run("gate_up_norm", args, [h, sums, norm, a, *gate.buffers, *up.buffers], blocks(inner), isa=isa, storage=storage, **kw)
     return a
 
 
@@ -39,7 +39,15 @@ def run_norm_gemv(ws, outs, rounds, h, sums, norm, storage, isa="best", **kw):
     y = np.zeros(max(o + len(w.values) for o, w in zip(outs, ws, strict=True)), np.float32)
     seg = [dict(rows=len(w.values), out=o, round=r) for w, o, r in zip(ws, outs, rounds, strict=True)]
     args = make("LilyGemvArgs", fmt=ws[0].format, K=K, n_segments=len(ws), eps=EPS, seg=seg)
-    run("gemv_norm", args, [h, sums, norm, y, *sum((w.buffers for w in ws), [])], sum(blocks(len(w.values)) for w in ws), isa=isa, storage=storage, **kw)
+    run(
+        "gemv_norm",
+        args,
+        [h, sums, norm, y, *sum((w.buffers for w in ws), [])],
+        sum(blocks(len(w.values)) for w in ws),
+        isa=isa,
+        storage=storage,
+        **kw,
+    )
     return y
 
 
@@ -167,13 +175,13 @@ def test_gemv_residual_adds_and_sums_squares(rows, storage, isa):
 @pytest.mark.parametrize("forms", [("4g64", "4g64"), ("8g64", "4g64"), ("bf16", "3g64")])
 def test_gate_up_norm_is_its_parts(forms, storage, isa):
     rng = np.random.default_rng(6)
-    K, I = 384, 80
-    gate, up = (weight(rng, I, K, f) for f in forms)
+    K, inner = 384, 80
+    gate, up = (weight(rng, inner, K, f) for f in forms)
     h, _, norm = stream(rng, K)
     x, sums = norm_rows(h, norm, storage, isa)
     a = run_gate_up(gate, up, h, sums, norm, storage, isa, split=2)
     close(act_values(a), gate_up_norm(act_values(x), gate.values, up.values), rounded=storage == "bfloat16")
-    twin = act(np.zeros(I), storage)
+    twin = act(np.zeros(inner), storage)
     parts = [run_gemv(w, x, storage, isa) for w in (gate, up)]
-    run("swiglu_rows", make("LilyGemmArgs", N=I, rows_per_token=1), [step(rows=1), *parts, twin], 1, isa=isa, storage=storage)
+    run("swiglu_rows", make("LilyGemmArgs", N=inner, rows_per_token=1), [step(rows=1), *parts, twin], 1, isa=isa, storage=storage)
     assert (a == twin).all()

@@ -24,10 +24,18 @@ def run_topk(logits, k, isa="best", rows=None):
 
 def run_gate_up(gate, up, h, sums, norm, logits, k, storage, isa="best", **kw):
     E, (n, K) = len(logits), gate.values.shape
-    I = n // E
-    ids, route, a = np.zeros(k, np.uint32), np.zeros(k, np.float32), act(np.zeros((k, I)), storage)
-    args = make("LilyMoeArgs", a=gate.format, b=up.format, K=K, I=I, E=E, k=k, a_stride=I, b_stride=I, eps=EPS)
-    run("moe_gate_up", args, [h, sums, norm, logits, ids, route, a, *gate.buffers, *up.buffers], k * blocks(I), isa=isa, storage=storage, **kw)
+    inner = n // E
+    ids, route, a = np.zeros(k, np.uint32), np.zeros(k, np.float32), act(np.zeros((k, inner)), storage)
+    args = make("LilyMoeArgs", a=gate.format, b=up.format, K=K, I=inner, E=E, k=k, a_stride=inner, b_stride=inner, eps=EPS)
+    run(
+        "moe_gate_up",
+        args,
+        [h, sums, norm, logits, ids, route, a, *gate.buffers, *up.buffers],
+        k * blocks(inner),
+        isa=isa,
+        storage=storage,
+        **kw,
+    )
     return ids, route, a
 
 
@@ -42,7 +50,14 @@ def run_moe_gemv(w, E, ids, x, storage, isa="best", **kw):
 def run_gemv(w, x, storage, isa="best"):
     rows, K = w.values.shape
     y = np.zeros(rows, np.float32)
-    run("gemv", make("LilyGemvArgs", fmt=w.format, K=K, n_segments=1, seg=[dict(rows=rows)]), [x, y, *w.buffers], blocks(rows), isa=isa, storage=storage)
+    run(
+        "gemv",
+        make("LilyGemvArgs", fmt=w.format, K=K, n_segments=1, seg=[dict(rows=rows)]),
+        [x, y, *w.buffers],
+        blocks(rows),
+        isa=isa,
+        storage=storage,
+    )
     return y
 
 
@@ -54,10 +69,19 @@ def run_swiglu(gate, up, storage, isa="best"):
 
 
 def run_combine(slot_of, route, y, shared, shared_logit, h, isa="best", rows=None):
-    T, k = slot_of.shape
+    """slot_of None: y is in the order of rows and choices."""
+    T, k = route.shape
     h = h.copy()
     args = make("LilyMoeRowsArgs", k=k, H=h.shape[1])
-    buffers = [step(rows=T if rows is None else rows), slot_of.astype(np.uint32), route, y, shared, shared_logit, h]
+    buffers = [
+        step(rows=T if rows is None else rows),
+        slot_of if slot_of is None else slot_of.astype(np.uint32),
+        route,
+        y,
+        shared,
+        shared_logit,
+        h,
+    ]
     run("moe_combine_rows", args, buffers, T, isa=isa)
     return h
 
@@ -65,7 +89,13 @@ def run_combine(slot_of, route, y, shared, shared_logit, h, isa="best", rows=Non
 def run_group(ids, E, rows=None, isa="best"):
     T, k = ids.shape
     offsets, slot_row, slot_of = np.full(E + 1, 9, np.uint32), np.full(T * k, 7777777, np.uint32), np.full((T, k), 7777777, np.uint32)
-    run("moe_group", make("LilyMoeRowsArgs", E=E, k=k), [step(rows=T if rows is None else rows), ids, offsets, slot_row, slot_of], 1, isa=isa)
+    run(
+        "moe_group",
+        make("LilyMoeRowsArgs", E=E, k=k),
+        [step(rows=T if rows is None else rows), ids, offsets, slot_row, slot_of],
+        1,
+        isa=isa,
+    )
     return offsets, slot_row, slot_of
 
 
@@ -130,8 +160,8 @@ def test_ties_go_to_the_lower_expert(isa):
 @shapes
 def test_moe_gate_up_is_its_parts(E, k, forms, storage, isa):
     rng = np.random.default_rng(E)
-    K, I = 192, 48 if E == 16 else 16
-    gate, up = (weight(rng, E * I, K, f) for f in forms)
+    K, inner = 192, 48 if E == 16 else 16
+    gate, up = (weight(rng, E * inner, K, f) for f in forms)
     h, sums, norm, x = stream(rng, K, storage, isa)
     logits = rng.integers(-8, 8, E).astype(np.float32) / 4  # ties included
     ids, route, a = run_gate_up(gate, up, h, sums, norm, logits, k, storage, isa, split=2)
@@ -152,15 +182,15 @@ def test_moe_gate_up_is_its_parts(E, k, forms, storage, isa):
 @pytest.mark.parametrize("H", [64, 2048])
 def test_moe_down_is_its_parts(H, forms, storage, isa):
     rng = np.random.default_rng(H)
-    E, k, I, S = 16, 4, 64, 192
+    E, k, inner, S = 16, 4, 64, 192
     if forms == ("5g32", "bf16"):
         S = 96
-    down, shared_down = weight(rng, E * H, I, forms[0]), weight(rng, H, S, forms[1])
-    a, shared = act(rng.normal(0, 1, (k, I)), storage), act(rng.normal(0, 1, S), storage)
+    down, shared_down = weight(rng, E * H, inner, forms[0]), weight(rng, H, S, forms[1])
+    a, shared = act(rng.normal(0, 1, (k, inner)), storage), act(rng.normal(0, 1, S), storage)
     ids = rng.permutation(E)[:k].astype(np.uint32)
     route = rng.dirichlet(np.ones(k)).astype(np.float32)
     logit, h0 = np.array([0.3], np.float32), rng.normal(0, 1, H).astype(np.float32)
-    args = make("LilyMoeArgs", a=down.format, b=shared_down.format, I=I, S=S, H=H, E=E, k=k, a_stride=H)
+    args = make("LilyMoeArgs", a=down.format, b=shared_down.format, I=inner, S=S, H=H, E=E, k=k, a_stride=H)
     h, sums = h0.copy(), np.zeros(H // 16, np.float32)
     run("moe_down", args, [a, ids, route, shared, logit, h, sums, *down.buffers, *shared_down.buffers], H // 16, isa=isa, storage=storage)
     want_h, want_sums = moe_down(act_values(a), ids, route, act_values(shared), logit[0], h0, down.stacked(E), shared_down.values)
@@ -168,13 +198,20 @@ def test_moe_down_is_its_parts(H, forms, storage, isa):
     close(sums, want_sums)
 
     split, split_sums = h0.copy(), sums * 0
-    run("moe_down", args, [a, ids, route, shared, logit, split, split_sums, *down.buffers, *shared_down.buffers], H // 16, isa=isa, storage=storage, split=3)
+    run(
+        "moe_down",
+        args,
+        [a, ids, route, shared, logit, split, split_sums, *down.buffers, *shared_down.buffers],
+        H // 16,
+        isa=isa,
+        storage=storage,
+        split=3,
+    )
     assert (split == h).all()
     assert (split_sums == sums).all()
 
     y = run_moe_gemv(down, E, ids, a, storage, isa)
-    slots = np.arange(k, dtype=np.uint32)[None]
-    twin = run_combine(slots, route[None], y, run_gemv(shared_down, shared, storage, isa)[None], logit, h0[None], isa)[0]
+    twin = run_combine(None, route[None], y, run_gemv(shared_down, shared, storage, isa)[None], logit, h0[None], isa)[0]
     assert (h == twin).all()
     run("residual_step", make("LilyNormArgs", H=H, eps=EPS), [np.zeros(H, np.float32), twin, split_sums], 1, isa=isa, storage=storage)
     assert (sums == split_sums).all()
@@ -256,8 +293,8 @@ def test_avx2_and_avx512_agree_in_every_bit():
     if not {"avx2", "avx512"} <= set(isas()):
         pytest.skip("needs AVX2 and AVX-512")
     rng = np.random.default_rng(6)
-    E, k, I, K = 16, 4, 48, 192
-    gate, up = weight(rng, E * I, K), weight(rng, E * I, K)
+    E, k, inner, K = 16, 4, 48, 192
+    gate, up = weight(rng, E * inner, K), weight(rng, E * inner, K)
     logits = rng.normal(0, 1, E).astype(np.float32)
     results = []
     for isa in ("avx2", "avx512"):
@@ -279,3 +316,5 @@ def test_combine_adds_experts_then_the_shared_one(H, isa):
     got = run_combine(slot_of, route, y, shared, logit, h, isa, rows=T - 1)
     close(got[:-1], moe_combine_rows(slot_of, route, y, shared, logit, h)[:-1])
     assert (got[-1] == h[-1]).all()
+    ordered = np.ascontiguousarray(y[slot_of.reshape(-1)])
+    assert (run_combine(None, route, ordered, shared, logit, h, isa, rows=T - 1) == got).all()

@@ -24,7 +24,9 @@ class Weight:
         return (single if storage == "float32" else rb(single)).astype(np.float64)
 
     def unaligned(self) -> Weight:
-        return Weight(self.format, [None if b is None else unaligned(b, shift) for b, shift in zip(self.buffers, (1, 3, 5), strict=True)], self.values)
+        return Weight(
+            self.format, [None if b is None else unaligned(b, shift) for b, shift in zip(self.buffers, (1, 3, 5), strict=True)], self.values
+        )
 
     def stacked(self, experts: int) -> np.ndarray:
         return self.values.reshape(experts, -1, self.values.shape[1])
@@ -38,7 +40,9 @@ def weight(rng, rows: int, cols: int, form: str = "4g64") -> Weight:
         if bits == 8:  # keep the outputs of one size
             scales = bf16(from_bf16(scales) / 16)
             q = codes.view(np.uint8).reshape(rows, cols).astype(np.float64)
-            values = np.repeat(from_bf16(scales).astype(np.float64), group, 1) * q + np.repeat(from_bf16(biases).astype(np.float64), group, 1)
+            values = np.repeat(from_bf16(scales).astype(np.float64), group, 1) * q + np.repeat(
+                from_bf16(biases).astype(np.float64), group, 1
+            )
         return Weight({"kind": AFFINE, "bits": bits, "group": group}, [codes, scales, biases], values)
     plain = rng.normal(0, 0.1, (rows, cols)).astype(np.float32)
     if form == "bf16":

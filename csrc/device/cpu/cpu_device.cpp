@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <deque>
 #include <new>
-#include <thread>
 #include <unistd.h>
 
 #include "base/error.hpp"
+#include "base/thread.hpp"
 #include "base/thread_pool.hpp"
 
 namespace lily {
@@ -55,7 +55,7 @@ struct Task {
 class CpuDevice : public Device {
  public:
   explicit CpuDevice(DType storage) : storage_(storage), pool_(default_threads()), info_(cpu_device_info(storage)) {
-    worker_ = std::thread([this] { work(); });
+    worker_ = Thread([this] { work(); });
   }
 
   ~CpuDevice() override {
@@ -83,6 +83,7 @@ class CpuDevice : public Device {
   }
 
   TicketPtr submit(Submission submission) override {
+    if (getpid() != process_) throw DeviceError("this model was loaded before a fork and its threads exist in the parent only; load the model in the child process");
     auto ticket = std::make_shared<Ticket>();
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -133,7 +134,7 @@ class CpuDevice : public Device {
   }
 
   void finish(Item& item, Ticket::Status status, int stage = -1, std::string log = "") {
-    item.submission.bindings.clear();
+    item.submission.bindings = {};
     {
       std::lock_guard<std::mutex> lock(mutex_);
       in_flight_--;
@@ -170,7 +171,7 @@ class CpuDevice : public Device {
     }
   }
 
-  void run_group(const CpuProgram& program, const std::vector<uint32_t>& stage, const Bindings& bindings) {
+  void run_group(const CpuProgram& program, const std::vector<uint32_t>& stage, const BindingSet& bindings) {
     tasks_.clear();
     calls_.clear();
     pointers_.clear();
@@ -203,10 +204,11 @@ class CpuDevice : public Device {
     cpu::KernelCall call;
   };
 
+  const pid_t process_ = getpid();
   DType storage_;
   ThreadPool pool_;
   DeviceInfo info_;
-  std::thread worker_;
+  Thread worker_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Item> queue_;

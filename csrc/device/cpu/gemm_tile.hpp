@@ -1,22 +1,26 @@
 // The matrix product of prefill: y[t][n] for up to 64 outputs n and any number of rows t, y = x W^T with W rounded to the activation storage.
 // Order of sums (contract, whatever the row count): blocks of 32 of K in order; in a block the even and the odd products are two
 // chains from zero, then acc += even + odd. acc passes through memory between blocks, which keeps its bits.
-// 128 of K at a time are dequantised into a tile wt[k][64] (lane = output), then all rows are multiplied with it, a few at a time.
+// 64 of K at a time: the rows are converted to fp32 (second-level cache), a tile of weights is dequantised into wt[k][64] (lane = output;
+// first-level cache), and all rows are multiplied with it, six at a time.
 #pragma once
 #include "device/cpu/weight.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
 
-constexpr uint32_t kTileN = 64;    // outputs of a threadgroup
-constexpr uint32_t kTileK = 128;   // depth of the dequantised tile
-constexpr uint32_t kPanelK = 64;   // depth multiplied at once: 64 x 64 weights and the rows' panel fit the first-level cache
+constexpr uint32_t kTileN = 64;      // outputs of a threadgroup
+constexpr uint32_t kTileK = 64;      // depth of a tile
+constexpr uint32_t kPassRows = 256;  // rows whose sums are kept while K is walked
+constexpr uint32_t kColumns = 4;     // tiles of outputs that share the converted rows
+constexpr uint32_t kAccFloats = kPassRows * kTileN;
 #if defined(__AVX512F__)
-constexpr uint32_t kRows = 6, kVectors = 2;  // rows x vectors x (even, odd) accumulators: 24 of 32 registers
+constexpr uint32_t kRows = 6, kVectors = 4;  // 24 sums in 32 registers
 #elif defined(__AVX2__)
-constexpr uint32_t kRows = 3, kVectors = 1;  // 12 of 16 (a vector is two registers)
+constexpr uint32_t kRows = 6, kVectors = 1;  // 12 in 16: a vector is two registers
 #else
 constexpr uint32_t kRows = 2, kVectors = 1;
 #endif
+constexpr uint32_t kWidth = 16 * kVectors;  // outputs that are summed at once; the tile is stored as slices wt[k][kWidth]
 
 // 16 x 16 words: r[i] lane j becomes r[j] lane i.
 LILY_INLINE void transpose16(U r[16]) {
@@ -61,38 +65,49 @@ LILY_INLINE V row_values(const uint8_t* const row[16], uint32_t group) {
   return from_bits(loadu(t));
 }
 
-// Sixteen rows of the tile: where their parts start.
+// Sixteen rows of a weight.
 struct Strip {
   const uint8_t *codes[16], *scales[16], *biases[16];
 };
 
-// Codes of 4 or 8 bits, groups of 64: 16 words of each row are transposed, so that a lane is a row, then taken apart.
-template <class Act, uint32_t width> static void dequantise_strip(const Strip& s, uint32_t k0, uint32_t kn, float* wt) {
-  constexpr uint32_t per_word = 32 / width, span = 16 * per_word;
-  for (uint32_t k = 0; k < kn; k += span) {
-    const uint32_t words = smaller(16, (kn - k) / per_word);
-    const uint64_t at = uint64_t(k0 + k) * width / 8;
-    U c[16];
+// 16 words of each row of a strip, transposed: lane = row.
+struct Words {
+  U word[16];
+};
+
+LILY_INLINE void load_words(const Strip& s, uint64_t at, uint64_t row_bytes, Words& out) {
+  U c[16];
+  if (row_bytes - at >= 64) {
     for (int i = 0; i < 16; i++) {
-      if (words == 16) {
-        c[i] = loadu(s.codes[i] + at);
-        __builtin_prefetch(s.codes[i] + at + kTileK * width / 8);
-      } else {
-        uint8_t part[64] = {};
-        std::memcpy(part, s.codes[i] + at, 32);
-        c[i] = loadu(part);
-      }
+      c[i] = loadu(s.codes[i] + at);
+      __builtin_prefetch(s.codes[i] + at + 64);
     }
-    transpose16(c);
-    for (uint32_t j = 0; j < words * per_word; j += 64) {
-      const V scale = row_values(s.scales, (k0 + k + j) / 64), bias = row_values(s.biases, (k0 + k + j) / 64);
-      float* out = wt + (k + j) * kTileN;
-      for (uint32_t d = j / per_word; d < (j + 64) / per_word; d++)
-        LILY_UNROLL for (uint32_t i = 0; i < per_word; i++, out += kTileN) {
-          V q = to_float(andu(shrv(c[d], splatu(i * width)), splatu((1u << width) - 1)));
-          store(out, round_act<Act>(fma(scale, q, bias)));
-        }
+  } else {
+    for (int i = 0; i < 16; i++) {
+      uint8_t part[64] = {};
+      std::memcpy(part, s.codes[i] + at, 32);  // half of 128 codes: K is a multiple of 64 here
+      c[i] = loadu(part);
     }
+  }
+  transpose16(c);
+  for (int i = 0; i < 16; i++) out.word[i] = c[i];
+}
+
+// The codes of one word of each row: value k of the word to wt + k * kWidth.
+template <class Act, uint32_t width> LILY_INLINE void unpack_word(U word, V scale, V bias, float* wt) {
+  constexpr uint32_t per_word = 32 / width;
+  LILY_UNROLL for (uint32_t i = 0; i < per_word; i++) {
+    U c = shrv(word, splatu(i * width));
+    V q;
+#if defined(__AVX512F__)
+    if constexpr (width == 4)
+      q = permute(digits(), c);
+    else
+      q = to_float(andu(c, splatu(255)));
+#else
+    q = to_float(andu(c, splatu((1u << width) - 1)));
+#endif
+    store(wt + i * kWidth, round_act<Act>(fma(scale, q, bias)));
   }
 }
 
@@ -115,45 +130,73 @@ template <class Act> static void unpack_strip(const Weight& w, const Strip& s, u
       c[i] = bits(round_act<Act>(v));
     }
     transpose16(c);
-    for (int i = 0; i < 16; i++) store(wt + (k + i) * kTileN, from_bits(c[i]));
+    for (int i = 0; i < 16; i++) store(wt + (k + i) * kWidth, from_bits(c[i]));
   }
 }
 
-// wt[k][0..n) = rows first..first+n of w, k in [k0, k0+kn); lanes past n repeat the last row.
-template <class Act> static void dequantise_tile(const Weight& w, uint64_t first, uint32_t n, uint32_t k0, uint32_t kn, float* wt) {
-  for (uint32_t n0 = 0; n0 < round_up(n, 16 * kVectors); n0 += 16) {
+// One tile of outputs: rows first..first+n of a weight, n at most 64.
+struct Column {
+  const Weight* w;
+  uint64_t first;
+  uint32_t n;
+};
+
+LILY_INLINE Column tile_column(const Weight& w, uint64_t first, uint32_t tile, uint32_t N) { return {&w, first + uint64_t(tile) * kTileN, smaller(kTileN, N - tile * kTileN)}; }
+
+// wt = the column's weights for k in [k0, k0+kn), kn at most 64. Lanes past n repeat the last row; strips past n are left alone.
+// `words` keeps the 128 codes of 4 bits that a transposition yields for the next call.
+template <class Act> static void dequantise(const Column& column, uint32_t k0, uint32_t kn, Words* words, float* wt) {
+  const Weight& w = *column.w;
+  for (uint32_t n0 = 0; n0 < column.n; n0 += 16) {
     Strip s;
     for (uint32_t i = 0; i < 16; i++) {
-      uint64_t r = first + smaller(n0 + i, n - 1);
+      uint64_t r = column.first + smaller(n0 + i, column.n - 1);
       s.codes[i] = w.row(r);
       s.scales[i] = w.row_scales(r);
       s.biases[i] = w.row_biases(r);
     }
-    if (w.fast(4)) dequantise_strip<Act, 4>(s, k0, kn, wt + n0);
-    else if (w.fast(8)) dequantise_strip<Act, 8>(s, k0, kn, wt + n0);
-    else unpack_strip<Act>(w, s, k0, kn, wt + n0);
+    float* out = wt + n0 / kWidth * (kTileK * kWidth) + n0 % kWidth;
+    Words& staged = words[n0 / 16];
+    if (w.fast(4)) {
+      const uint32_t half = k0 % 128 / 8;
+      if (!half) load_words(s, k0 / 2, w.row_bytes, staged);
+      const V scale = row_values(s.scales, k0 / 64), bias = row_values(s.biases, k0 / 64);
+      for (uint32_t d = 0; d < 8; d++) unpack_word<Act, 4>(staged.word[half + d], scale, bias, out + d * 8 * kWidth);
+    } else if (w.fast(8)) {
+      load_words(s, k0, w.row_bytes, staged);
+      const V scale = row_values(s.scales, k0 / 64), bias = row_values(s.biases, k0 / 64);
+      for (uint32_t d = 0; d < 16; d++) unpack_word<Act, 8>(staged.word[d], scale, bias, out + d * 4 * kWidth);
+    } else {
+      unpack_strip<Act>(w, s, k0, kn, out);
+    }
   }
 }
 
-// acc[r][..] += x[r] wt for R rows and kVectors vectors of outputs; kn is a multiple of 32.
-template <uint32_t R> static void multiply(float* acc, const float* x, const float* wt, uint32_t kn) {
-  for (uint32_t k0 = 0; k0 < kn; k0 += 32, x += 32, wt += 32 * kTileN) {
-    V even[R][kVectors], odd[R][kVectors];
-    LILY_UNROLL for (uint32_t r = 0; r < R; r++)
-      LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) even[r][v] = odd[r][v] = zero();
-    for (uint32_t k = 0; k < 32; k += 2) {
-      V a[kVectors], b[kVectors];
-      LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) a[v] = load(wt + k * kTileN + 16 * v), b[v] = load(wt + (k + 1) * kTileN + 16 * v);
-      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
-        V p = splat(x[r * kPanelK + k]), q = splat(x[r * kPanelK + k + 1]);
-        LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) even[r][v] = fma(p, a[v], even[r][v]), odd[r][v] = fma(q, b[v], odd[r][v]);
-      }
+// s[r] = sum over every second k of 32 of x[r][k] * wt[k], ascending; meanwhile fetches 16 lines from `next`.
+template <uint32_t R> LILY_INLINE void every_second(V s[R][kVectors], const float* x, const float* wt, const float* next) {
+  LILY_UNROLL for (uint32_t r = 0; r < R; r++) LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) s[r][v] = mul(splat(x[r * kTileK]), load(wt + 16 * v));
+  for (uint32_t k = 2; k < 32; k += 2) {
+    V w[kVectors];
+    __builtin_prefetch(next + k * 8);
+    LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) w[v] = load(wt + k * kWidth + 16 * v);
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
+      V p = splat(x[r * kTileK + k]);
+      LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) s[r][v] = fma(p, w[v], s[r][v]);
     }
-    LILY_UNROLL for (uint32_t r = 0; r < R; r++)
-      LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) {
-        float* at = acc + r * kTileN + 16 * v;
-        store(at, add(load(at), add(even[r][v], odd[r][v])));
-      }
+  }
+}
+
+// acc[r][..] += x[r] wt for R rows and kWidth outputs; kn is a multiple of 32. The next rows' x and acc lie behind these.
+template <uint32_t R> static void multiply(float* acc, const float* x, const float* wt, uint32_t kn) {
+  for (uint32_t k = 0; k < kn; k += 32) {
+    V even[R][kVectors], odd[R][kVectors];
+    every_second<R>(even, x + k, wt + k * kWidth, x + R * kTileK + k * 6);
+    __asm__ volatile("" ::: "memory");  // keeps acc in memory: the registers are taken
+    every_second<R>(odd, x + k + 1, wt + (k + 1) * kWidth, acc + R * kTileN + k * 6);
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) {
+      float* at = acc + r * kTileN + 16 * v;
+      store(at, add(load(at), add(even[r][v], odd[r][v])));
+    }
   }
 }
 
@@ -170,24 +213,26 @@ template <class Act> struct RowSource {
   const Act* row(uint32_t t) const { return x + (row_of ? row_of[t] : t) * K; }
 };
 
-// acc[i][0..64) = rows t0+i of x times outputs first..first+n of w, i < rows. acc holds rows x 64 floats.
+// acc[i][r][0..64) = row t0+r of x times the outputs of column i; r < rows <= kPassRows, at most kColumns columns, of one K.
 template <class Act>
-static void tile_product(const Weight& w, uint64_t first, uint32_t n, const RowSource<Act>& x, uint32_t t0, uint32_t rows, float* acc) {
-  alignas(64) float wt[kTileK * kTileN], panel[kRows * kPanelK];
-  std::memset(acc, 0, uint64_t(rows) * kTileN * sizeof(float));
-  for (uint32_t k0 = 0; k0 < w.K; k0 += kTileK) {
-    const uint32_t tile_k = smaller(kTileK, w.K - k0);
-    dequantise_tile<Act>(w, first, n, k0, tile_k, wt);
-    for (uint32_t k = 0; k < tile_k; k += kPanelK) {
-      const uint32_t kn = smaller(kPanelK, tile_k - k);
-      for (uint32_t i = 0; i < rows; i += kRows) {
-        const uint32_t count = smaller(kRows, rows - i);
-        for (uint32_t r = 0; r < count; r++) {
-          const Act* row = x.row(t0 + i + r) + k0 + k;
-          for (uint32_t j = 0; j < kn; j += 16) store(panel + r * kPanelK + j, load(row + j));
-        }
-        for (uint32_t v = 0; v < n; v += 16 * kVectors) multiply_rows<kRows>(count, acc + i * kTileN + v, panel, wt + k * kTileN + v, kn);
-      }
+static void tile_product(const Column* columns, uint32_t count, const RowSource<Act>& x, uint32_t t0, uint32_t rows, float* acc) {
+  alignas(64) float panel[kPassRows * kTileK], wt[kTileK * kTileN];
+  Words words[kColumns][4];
+  std::memset(wt, 0, sizeof(wt));
+  for (uint32_t i = 0; i < count; i++) std::memset(acc + i * kAccFloats, 0, uint64_t(rows) * kTileN * sizeof(float));
+  const uint32_t K = columns[0].w->K;
+  for (uint32_t k = 0; k < K; k += kTileK) {
+    const uint32_t kn = smaller(kTileK, K - k);
+    for (uint32_t r = 0; r < rows; r++) {
+      const Act* row = x.row(t0 + r) + k;
+      __builtin_prefetch(row + kTileK, 0, 2);
+      __builtin_prefetch(row + kTileK + 32, 0, 2);
+      for (uint32_t j = 0; j < kn; j += 16) store(panel + r * kTileK + j, load(row + j));
+    }
+    for (uint32_t i = 0; i < count; i++) {
+      dequantise<Act>(columns[i], k, kn, words[i], wt);
+      for (uint32_t v = 0; v < columns[i].n; v += kWidth)
+        for (uint32_t r = 0; r < rows; r += kRows) multiply_rows<kRows>(smaller(kRows, rows - r), acc + i * kAccFloats + r * kTileN + v, panel + r * kTileK, wt + v * kTileK, kn);
     }
   }
 }
@@ -195,6 +240,23 @@ static void tile_product(const Weight& w, uint64_t first, uint32_t n, const RowS
 // out[0..n) = round(silu(gate) * up).
 template <class Act> LILY_INLINE void swiglu(const float* gate, const float* up, uint32_t n, Act* out) {
   for (uint32_t i = 0; i < n; i += 16) store_n(out + i, mul(silu(load_n(gate + i, n - i)), load_n(up + i, n - i)), n - i);
+}
+
+// The gate and up tiles of threadgroups tile..tile+count of one pair of weights, at most kColumns / 2 of them.
+LILY_INLINE void pair_columns(const Weight& gate, uint64_t gate_first, const Weight& up, uint64_t up_first, uint32_t tile, uint32_t count, uint32_t N, Column* columns) {
+  for (uint32_t i = 0; i < count; i++) {
+    columns[2 * i] = tile_column(gate, gate_first, tile + i, N);
+    columns[2 * i + 1] = tile_column(up, up_first, tile + i, N);
+  }
+}
+
+// Rows of a [.., N] from the sums of pair_columns.
+template <class Act> LILY_INLINE void store_pairs(const Column* columns, const float* acc, uint32_t tile, uint32_t count, uint32_t rows, uint32_t N, Act* a) {
+  for (uint32_t i = 0; i < count; i++)
+    for (uint32_t r = 0; r < rows; r++) {
+      const float* gate = acc + 2 * i * kAccFloats + r * kTileN;
+      swiglu(gate, gate + kAccFloats, columns[2 * i].n, a + uint64_t(r) * N + (tile + i) * kTileN);
+    }
 }
 
 }  // namespace lily::cpu::LILY_CPU_NS

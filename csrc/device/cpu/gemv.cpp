@@ -82,5 +82,5 @@ template <class Act> static void gate_up_norm(const KernelCall& c, uint32_t begi
 
 }  // namespace lily::cpu::LILY_CPU_NS
 
-LILY_KERNELS(gemv, {"gemv", gemv<Bf16>, gemv<F32>}, {"gemv_norm", gemv_norm<Bf16>, gemv_norm<F32>},
-             {"gemv_residual", gemv_residual<Bf16>, gemv_residual<F32>}, {"gate_up_norm", gate_up_norm<Bf16>, gate_up_norm<F32>})
+LILY_KERNELS(gemv, {"gemv", gemv<Bf16>, gemv<F32>}, {"gemv_norm", gemv_norm<Bf16>, gemv_norm<F32>}, {"gemv_residual", gemv_residual<Bf16>, gemv_residual<F32>},
+             {"gate_up_norm", gate_up_norm<Bf16>, gate_up_norm<F32>})

@@ -74,11 +74,11 @@ template <class Act> static void moe_down(const KernelCall& c, uint32_t begin, u
   }
 }
 
-// ids u32[k], x act[K] (one for all) or act[k,K] (per_expert_input), y f32[k,N], W stack [E, N, K]; y_j = W_ej x(_j).
-// N is I for one input (gate, up) and H for an input per expert (down). Threadgroup g: expert g / ceil(N/16).
+// ids u32[k], x act[K] (one for all) or act[k,K] (per_expert_input), y f32[k,I], W stack [E, I, K]; y_j = W_ej x(_j).
+// I are the rows of W, whichever matrix it is. Threadgroup g: expert g / ceil(I/16).
 template <class Act> static void moe_gemv(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyMoeArgs>(c);
-  const uint32_t N = a.per_expert_input ? a.H : a.I, blocks = row_blocks(N);
+  const uint32_t blocks = row_blocks(a.I);
   const uint32_t* ids = buffer<uint32_t>(c, 0);
   Weight w = make_weight(a.a, a.K, c.buffers + 3);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
@@ -86,18 +86,17 @@ template <class Act> static void moe_gemv(const KernelCall& c, uint32_t begin, u
   Input in{};
   uint32_t ready = ~0u;  // the input that `in` holds
   for (uint32_t g = begin; g < end; g++) {
-    uint32_t j = g / blocks, row = g % blocks * LILY_ROW_BLOCK, n = smaller(N - row, LILY_ROW_BLOCK);
+    uint32_t j = g / blocks, row = g % blocks * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
     uint32_t source = a.per_expert_input ? j : 0;
     if (source != ready) {
       expand(buffer<const Act>(c, 1) + uint64_t(source) * a.K, a.K, natural);
       in = arrange(w, natural, scratch);
       ready = source;
     }
-    dot_rows(w, in, uint64_t(ids[j]) * a.a_stride + row, n, buffer<float>(c, 2) + uint64_t(j) * N + row);
+    dot_rows(w, in, uint64_t(ids[j]) * a.a_stride + row, n, buffer<float>(c, 2) + uint64_t(j) * a.I + row);
   }
 }
 
 }  // namespace lily::cpu::LILY_CPU_NS
 
-LILY_KERNELS(moe, {"moe_gate_up", moe_gate_up<Bf16>, moe_gate_up<F32>}, {"moe_down", moe_down<Bf16>, moe_down<F32>},
-             {"moe_gemv", moe_gemv<Bf16>, moe_gemv<F32>})
+LILY_KERNELS(moe, {"moe_gate_up", moe_gate_up<Bf16>, moe_gate_up<F32>}, {"moe_down", moe_down<Bf16>, moe_down<F32>}, {"moe_gemv", moe_gemv<Bf16>, moe_gemv<F32>})

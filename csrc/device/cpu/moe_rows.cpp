@@ -5,8 +5,6 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-constexpr uint32_t kPassSlots = 256;
-
 // offsets u32[E+1], slot_row u32[T*k], x act[T,K] (row slot_row[s]) or act[T*k,K] (by_slot), y f32[T*k,N], W stack [E,N,K]; y_s = W_e x_s.
 // Threadgroup g: expert g / ceil(N/64), outputs from 64 * (g % ceil(N/64)); an expert without slots returns at once.
 template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
@@ -15,14 +13,19 @@ template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t beg
   const RowSource<Act> x{buffer<const Act>(c, 2), a.by_slot ? nullptr : buffer<uint32_t>(c, 1), a.K};
   const Weight w = make_weight(a.a, a.K, c.buffers + 4);
   const uint32_t tiles = (a.N + kTileN - 1) / kTileN;
-  alignas(64) float acc[kPassSlots * kTileN];
-  for (uint32_t g = begin; g < end; g++) {
-    const uint32_t e = g / tiles, first = g % tiles * kTileN, n = smaller(kTileN, a.N - first);
-    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassSlots) {
-      const uint32_t rows = smaller(kPassSlots, offsets[e + 1] - s);
-      tile_product(w, uint64_t(e) * a.a_stride + first, n, x, s, rows, acc);
-      for (uint32_t i = 0; i < rows; i++)
-        for (uint32_t j = 0; j < n; j += 16) store_n(buffer<float>(c, 3) + uint64_t(s + i) * a.N + first + j, load(acc + i * kTileN + j), n - j);
+  alignas(64) float acc[kColumns * kAccFloats];
+  for (uint32_t g = begin, count; g < end; g += count) {
+    const uint32_t e = g / tiles, tile = g % tiles;
+    count = smaller(kColumns, smaller(end - g, tiles - tile));
+    Column columns[kColumns];
+    for (uint32_t i = 0; i < count; i++) columns[i] = tile_column(w, uint64_t(e) * a.a_stride, tile + i, a.N);
+    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassRows) {
+      const uint32_t rows = smaller(kPassRows, offsets[e + 1] - s);
+      tile_product(columns, count, x, s, rows, acc);
+      for (uint32_t i = 0; i < count; i++)
+        for (uint32_t r = 0; r < rows; r++)
+          for (uint32_t j = 0; j < columns[i].n; j += 16)
+            store_n(buffer<float>(c, 3) + uint64_t(s + r) * a.N + (tile + i) * kTileN + j, load(acc + i * kAccFloats + r * kTileN + j), columns[i].n - j);
     }
   }
 }
@@ -34,19 +37,21 @@ template <class Act> static void moe_gate_up_rows(const KernelCall& c, uint32_t 
   const RowSource<Act> x{buffer<const Act>(c, 2), buffer<uint32_t>(c, 1), a.K};
   const Weight gate = make_weight(a.a, a.K, c.buffers + 4), up = make_weight(a.b, a.K, c.buffers + 7);
   const uint32_t tiles = (a.N + kTileN - 1) / kTileN;
-  alignas(64) float g_acc[kPassSlots * kTileN], u_acc[kPassSlots * kTileN];
-  for (uint32_t g = begin; g < end; g++) {
-    const uint32_t e = g / tiles, first = g % tiles * kTileN, n = smaller(kTileN, a.N - first);
-    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassSlots) {
-      const uint32_t rows = smaller(kPassSlots, offsets[e + 1] - s);
-      tile_product(gate, uint64_t(e) * a.a_stride + first, n, x, s, rows, g_acc);
-      tile_product(up, uint64_t(e) * a.b_stride + first, n, x, s, rows, u_acc);
-      for (uint32_t i = 0; i < rows; i++) swiglu(g_acc + i * kTileN, u_acc + i * kTileN, n, buffer<Act>(c, 3) + uint64_t(s + i) * a.N + first);
+  alignas(64) float acc[kColumns * kAccFloats];
+  for (uint32_t g = begin, count; g < end; g += count) {
+    const uint32_t e = g / tiles, tile = g % tiles;
+    count = smaller(kColumns / 2, smaller(end - g, tiles - tile));
+    Column columns[kColumns];
+    pair_columns(gate, uint64_t(e) * a.a_stride, up, uint64_t(e) * a.b_stride, tile, count, a.N, columns);
+    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassRows) {
+      const uint32_t rows = smaller(kPassRows, offsets[e + 1] - s);
+      tile_product(columns, 2 * count, x, s, rows, acc);
+      store_pairs(columns, acc, tile, count, rows, a.N, buffer<Act>(c, 3) + uint64_t(s) * a.N);
     }
   }
 }
 
-// step, slot_of u32[T,k], route f32[T,k], y f32[T*k,H], shared f32[T,H], shared_logit f32[T], h f32[T,H].
+// step, slot_of u32[T,k] (absent: y is in the order of route), route f32[T,k], y f32[T*k,H], shared f32[T,H], shared_logit f32[T], h f32[T,H].
 // h += (sum over j of route_j * y[slot_of_j], j ascending) + sigmoid(shared_logit) * shared. grid: T
 template <class Act> static void moe_combine_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyMoeRowsArgs>(c);

@@ -128,8 +128,8 @@ LILY_INLINE U held(U c) {
 LILY_INLINE V scale_pair(const uint8_t* p) {
   uint32_t two = load_any<uint32_t>(p);
 #if defined(__AVX512F__)
-  const __m512i select = _mm512_set_epi64(0x0302808003028080ll, 0x0302808003028080ll, 0x0302808003028080ll, 0x0302808003028080ll,
-                                          0x0100808001008080ll, 0x0100808001008080ll, 0x0100808001008080ll, 0x0100808001008080ll);
+  const __m512i select = _mm512_set_epi64(0x0302808003028080ll, 0x0302808003028080ll, 0x0302808003028080ll, 0x0302808003028080ll, 0x0100808001008080ll, 0x0100808001008080ll,
+                                          0x0100808001008080ll, 0x0100808001008080ll);
   return {_mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_set1_epi32(int(two)), select))};
 #elif defined(__AVX2__)
   return {_mm256_set1_ps(bits_float(two << 16)), _mm256_set1_ps(bits_float(two & 0xffff0000u))};
@@ -143,8 +143,7 @@ LILY_INLINE V scale_pair(const uint8_t* p) {
 // Each of these computes R rows from `first` at once, to hide the latency of their chains; R never changes a row's bits.
 struct DotAffine4 {
   template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
-    static const float digits[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const V table = load(digits);
+    const V table = digits();
     const uint8_t* codes = w.row(first);
     const uint8_t* scales = w.row_scales(first);
     const uint64_t row_bytes = w.row_bytes, scale_bytes = w.groups * 2, ahead = prefetch_distance(R * row_bytes);
@@ -231,13 +230,15 @@ template <uint32_t kind> struct DotPlain {
     const uint8_t* p = w.row(first);
     V acc[R];
     LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = zero();
-    for (uint32_t j = 0; j < w.K; j += 16)
-      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
+    for (uint32_t j = 0; j < w.K; j += 16) LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
         const uint8_t* at = p + r * w.row_bytes + j * (kind == LILY_W_F32 ? 4 : 2);
         V v;
-        if constexpr (kind == LILY_W_BF16) v = load_bf16(at);
-        else if constexpr (kind == LILY_W_F16) v = load_f16(at);
-        else v = from_bits(loadu(at));
+        if constexpr (kind == LILY_W_BF16)
+          v = load_bf16(at);
+        else if constexpr (kind == LILY_W_F16)
+          v = load_f16(at);
+        else
+          v = from_bits(loadu(at));
         acc[r] = fma(v, load(in.x + j), acc[r]);
       }
     reduce_rows<R>(acc, y);

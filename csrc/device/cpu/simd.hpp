@@ -168,9 +168,16 @@ LILY_INLINE float reduce_add(V a) {
 LILY_INLINE V load(const Bf16* p) { return from_bits(shl<16>(load_u16(p))); }
 LILY_INLINE V load(const F32* p) { return load(&p->value); }
 LILY_INLINE U bf16_bits(V a) {  // rounded to nearest even, in the upper half of each lane
+#if defined(__AVX512F__)
+  __m512i b = _mm512_castps_si512(a.v);
+  __mmask16 odd = _mm512_test_epi32_mask(b, _mm512_set1_epi32(0x10000));
+  __m512i up = _mm512_mask_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7fff)), odd, b, _mm512_set1_epi32(0x8000));
+  return {_mm512_and_si512(up, _mm512_set1_epi32(int(0xffff0000u)))};
+#else
   U b = bits(a);
   U odd = andu(shr<16>(b), splatu(1));
   return andu(addu(b, addu(odd, splatu(0x7fff))), splatu(0xffff0000u));
+#endif
 }
 template <class Act> LILY_INLINE V round_act(V a);
 template <> inline __attribute__((always_inline)) V round_act<Bf16>(V a) { return from_bits(bf16_bits(a)); }

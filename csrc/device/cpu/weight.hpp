@@ -65,6 +65,12 @@ template <class T> LILY_INLINE void store_n(T* p, V v, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) p[i] = t[i];
 }
 
+// 0, 1, .. 15: codes of 4 bits become floats by a look-up.
+LILY_INLINE V digits() {
+  static const float d[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load(d);
+}
+
 // Unpacks 16 codes of any width from the bit stream of a row.
 struct CodeReader {
   uint32_t width;

@@ -1,0 +1,95 @@
+"""Lily's engine."""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+from lily._native import testing as testing
+
+
+def set_exceptions(classes: dict) -> None:
+    """
+    Registers the Python exception classes, by name, that errors of the engine are raised as.
+    """
+
+def devices() -> list: ...
+
+def plan(spec: dict, weights: list) -> dict:
+    """The programs of a configuration, recorded without a device."""
+
+class Model:
+    """A checkpoint loaded on a device."""
+
+    def __init__(self, spec: dict, weights: list, device: str = 'auto', max_context: int | None = None, memory_limit: int | None = None, progress: object | None = None) -> None: ...
+
+    def session(self) -> Session:
+        """A new, empty session."""
+
+    def memory(self) -> dict:
+        """Bytes in use by kind, and the limit."""
+
+    def plan(self) -> dict:
+        """The decode step and the prefill chunk as recorded."""
+
+    def close(self) -> None:
+        """
+        Lets go of the engine; its memory is returned when the last session has gone too.
+        """
+
+    def set_chunk(self, rows: int) -> None: ...
+
+    @property
+    def device(self) -> dict: ...
+
+    @property
+    def chunk(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+class Session:
+    """Tokens and the state after them."""
+
+    def append(self, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], progress: object | None = None) -> None: ...
+
+    def append_rows(self, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], mode: str, progress: object | None = None) -> NDArray[numpy.float32]: ...
+
+    def logits(self) -> NDArray[numpy.float32]: ...
+
+    def fork(self) -> Session: ...
+
+    def start(self, sampling: dict, max_tokens: int) -> Decoder: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def tokens(self) -> object: ...
+
+    @property
+    def origins(self) -> object: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def pending(self) -> bool: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+class Decoder:
+    """An open generation; always close it."""
+
+    def next(self, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> object: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def limit(self) -> object: ...

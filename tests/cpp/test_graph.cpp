@@ -1,0 +1,173 @@
+// Hazards, stages and schedules: hand-made programs, then the programs of the fixtures by brute force over all pairs of dispatches.
+#include <algorithm>
+
+#include "check.hpp"
+#include "fixture.hpp"
+#include "graph/program.hpp"
+
+namespace lily::test {
+namespace {
+
+constexpr Symbol kA = 0, kB = 1;
+
+BufferUse use(Symbol s, uint64_t begin, uint64_t end, Access access) { return {s, begin, end - begin, access}; }
+BufferUse reads(Symbol s, uint64_t begin, uint64_t end) { return use(s, begin, end, Access::read); }
+BufferUse writes(Symbol s, uint64_t begin, uint64_t end) { return use(s, begin, end, Access::write); }
+BufferUse updates(Symbol s, uint64_t begin, uint64_t end) { return use(s, begin, end, Access::read_write); }
+
+// The stage of each dispatch.
+std::vector<uint32_t> stage_of(const Stages& stages, size_t dispatches) {
+  std::vector<uint32_t> stage(dispatches, ~0u);
+  for (uint32_t s = 0; s < stages.size(); s++)
+    for (uint32_t d : stages[s]) {
+      CHECK(d < dispatches && stage[d] == ~0u);  // each one once
+      stage[d] = s;
+    }
+  for (uint32_t s : stage) CHECK(s != ~0u);
+  return stage;
+}
+
+std::vector<uint32_t> staged(const std::vector<std::vector<BufferUse>>& dispatches) {
+  Program p(kA);
+  for (const auto& uses : dispatches) {
+    Dispatch d;
+    d.uses = uses;
+    p.record(d);
+  }
+  return stage_of(p.stages(), dispatches.size());
+}
+
+using Expected = std::vector<uint32_t>;
+
+LILY_TEST(graph_hazards) {
+  CHECK(staged({{writes(kA, 0, 8)}, {reads(kA, 0, 8)}}) == Expected({0, 1}));                        // read after write
+  CHECK(staged({{reads(kA, 0, 8)}, {writes(kA, 0, 8)}}) == Expected({0, 1}));                        // write after read
+  CHECK(staged({{writes(kA, 0, 8)}, {writes(kA, 0, 8)}}) == Expected({0, 1}));                       // write after write
+  CHECK(staged({{reads(kA, 0, 8)}, {reads(kA, 0, 8)}, {reads(kA, 4, 6)}}) == Expected({0, 0, 0}));   // readers go together
+  CHECK(staged({{updates(kA, 0, 8)}, {updates(kA, 0, 8)}, {updates(kA, 0, 8)}}) == Expected({0, 1, 2}));
+  CHECK(staged({{writes(kA, 0, 8)}, {writes(kA, 8, 16)}, {reads(kA, 0, 16)}}) == Expected({0, 0, 1}));  // disjoint ranges
+  CHECK(staged({{writes(kA, 0, 8)}, {writes(kB, 0, 8)}}) == Expected({0, 0}));
+  CHECK(staged({{writes(kA, 0, 8)}, {BufferUse{}, reads(kB, 0, 8)}, {BufferUse{}}}) == Expected({0, 0, 0}));  // absent buffers
+}
+
+LILY_TEST(graph_partial_overlaps) {
+  CHECK(staged({{writes(kA, 0, 8)}, {reads(kA, 7, 9)}, {reads(kA, 8, 9)}}) == Expected({0, 1, 0}));
+  // a write that covers a part only: the rest of the older write still counts
+  CHECK(staged({{writes(kA, 0, 16)}, {writes(kA, 0, 8)}, {reads(kA, 8, 16)}, {reads(kA, 0, 8)}}) == Expected({0, 1, 1, 2}));
+  // a write over two older ranges waits for the later of them
+  CHECK(staged({{writes(kA, 0, 8)}, {updates(kA, 0, 8)}, {writes(kA, 8, 16)}, {writes(kA, 4, 12)}, {reads(kA, 15, 16)}}) == Expected({0, 1, 0, 2, 1}));
+  // a reader that starts late holds up a later write of the same range
+  CHECK(staged({{writes(kB, 0, 8)}, {reads(kA, 0, 8), reads(kB, 0, 8)}, {reads(kA, 0, 8)}, {writes(kA, 0, 8)}}) == Expected({0, 1, 0, 2}));
+  // one dispatch may name a buffer twice
+  CHECK(staged({{reads(kA, 0, 8), writes(kA, 0, 8)}, {reads(kA, 0, 4), reads(kA, 4, 8)}}) == Expected({0, 1}));
+}
+
+bool conflict(const Dispatch& a, const Dispatch& b) {
+  for (const BufferUse& x : a.uses)
+    for (const BufferUse& y : b.uses)
+      if (x.symbol != kNoSymbol && x.symbol == y.symbol && (x.access != Access::read || y.access != Access::read) && x.offset < y.offset + y.bytes && y.offset < x.offset + x.bytes) return true;
+  return false;
+}
+
+// Every pair that conflicts stands in different stages, in the order of recording, and no dispatch later than its conflicts ask.
+void check_stages(const Program& p) {
+  const auto& d = p.dispatches();
+  const std::vector<uint32_t> stage = stage_of(p.stages(), d.size());
+  for (size_t j = 0; j < d.size(); j++) {
+    uint32_t earliest = 0;
+    for (size_t i = 0; i < j; i++)
+      if (conflict(d[i], d[j])) {
+        if (stage[i] >= stage[j]) fail(__FILE__, __LINE__, d[i].label + " and " + d[j].label + " conflict and are not in order");
+        earliest = std::max(earliest, stage[i] + 1);
+      }
+    if (stage[j] != earliest) fail(__FILE__, __LINE__, d[j].label + " is in stage " + std::to_string(stage[j]) + ", not " + std::to_string(earliest));
+  }
+}
+
+LILY_TEST(graph_random_programs) {
+  uint64_t state = 1;
+  auto draw = [&](uint64_t n) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (state >> 33) % n;
+  };
+  for (int round = 0; round < 300; round++) {
+    Program p(kA);
+    for (int i = 0; i < 30; i++) {
+      Dispatch d;
+      d.label = std::to_string(i);
+      for (uint64_t n = 1 + draw(3); n > 0; n--) {
+        uint64_t begin = draw(12);
+        d.uses.push_back(use(Symbol(draw(2)), begin, begin + 1 + draw(6), Access(draw(3))));
+      }
+      p.record(d);
+    }
+    check_stages(p);
+  }
+}
+
+LILY_TEST(graph_programs_of_the_fixtures) {
+  for (const char* name : {kMoe, kDense})
+    for (DType storage : {DType::bf16, DType::f32}) {
+      const Model model(fixture(name).spec, fixture(name).weights, storage);
+      for (bool fused : {true, false}) {
+        const Policy policy{fused, "test"};
+        for (uint32_t context : {1u, 300u, 100000u}) check_stages(model.decode(split_plan(context), policy));
+        for (uint32_t rows : {1u, 16u, 300u})
+          for (bool all : {false, true}) check_stages(model.prefill(rows, all, policy));
+      }
+      check_stages(model.sampler());
+      check_stages(model.head_step());
+      for (bool score : {false, true}) check_stages(model.head_rows(64, score));
+      const Program fused = model.decode({1, 1}, {true, ""}), unfused = model.decode({1, 1}, {false, ""});
+      CHECK(fused.dispatches().size() < unfused.dispatches().size() && fused.stages().size() < unfused.stages().size());
+    }
+}
+
+LILY_TEST(graph_schedules) {
+  const Model model(fixture(kMoe).spec, fixture(kMoe).weights, DType::f32);
+  const Program p = model.decode({1, 1}, {true, ""});
+  const size_t n = p.dispatches().size();
+  const Stages planned = p.stages();
+  const std::vector<uint32_t> stage = stage_of(planned, n);
+  CHECK(p.order(Schedule::parse("stages")) == planned);
+  CHECK(p.order(Schedule::parse("")) == planned);
+
+  const Stages serial = p.order(Schedule::parse("serial"));
+  CHECK_EQUAL(serial.size(), n);
+  for (uint32_t i = 0; i < n; i++) CHECK(serial[i] == std::vector<uint32_t>{i});
+
+  // one dispatch at a time, never before one of an earlier stage; seeds differ
+  const Stages shuffled = p.order(Schedule::parse("shuffle:1"));
+  const std::vector<uint32_t> place = stage_of(shuffled, n);
+  CHECK_EQUAL(shuffled.size(), n);
+  for (size_t i = 0; i < n; i++)
+    for (size_t j = 0; j < n; j++) CHECK(stage[i] >= stage[j] || place[i] < place[j]);
+  CHECK(shuffled == p.order(Schedule::parse("shuffle:1")));
+  CHECK(shuffled != p.order(Schedule::parse("shuffle:2")) && shuffled != serial);
+
+  // without the barrier after stage 0 some seed puts a dispatch of stage 1 first; the other stages stay apart
+  bool early = false;
+  for (int seed = 0; seed < 40; seed++) {
+    const std::vector<uint32_t> at = stage_of(p.order(Schedule::parse("shuffle:" + std::to_string(seed) + ":drop:0")), n);
+    for (size_t i = 0; i < n; i++)
+      for (size_t j = 0; j < n; j++) {
+        if (stage[i] >= stage[j] || at[i] < at[j]) continue;
+        CHECK(stage[i] == 0 && stage[j] == 1);
+        early = true;
+      }
+  }
+  CHECK(early);
+  CHECK_EQUAL(p.order(Schedule::parse("shuffle:1:drop:100000")).size(), n);  // no such barrier
+  for (const char* bad : {"shuffle", "shuffle:", "shuffle:x", "shuffle:1:drop:", "shuffle:1:drop:x", "parallel", "shuffle:-1"}) CHECK_THROWS(InvalidArgument, Schedule::parse(bad));
+}
+
+LILY_TEST(graph_workspace_slots) {
+  Program p(kA);
+  const Slot a = p.workspace("a", 65), b = p.workspace("b", 1), again = p.workspace("a", 65);
+  CHECK(a.offset == 0 && b.offset == 128 && again.offset == a.offset && again.bytes == 65);
+  CHECK_EQUAL(p.workspace_bytes(), 192u);
+  CHECK_THROWS(Error, p.workspace("a", 64));
+}
+
+}  // namespace
+}  // namespace lily::test

@@ -1,0 +1,299 @@
+// What survives: failures, interrupts, dropped decoders, forks, limits, sessions side by side, and closing in any order.
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "check.hpp"
+#include "fixture.hpp"
+
+namespace lily::test {
+namespace {
+
+std::shared_ptr<Session> session_on(const std::shared_ptr<Engine>& engine, const Ids& ids) {
+  auto session = std::make_shared<Session>(engine);
+  append(*session, ids);
+  return session;
+}
+
+const Ids& prompt(uint32_t length, const char* name = kMoe) { return fixture(name).prompts.at(length).ids; }
+
+LILY_TEST(sessions_survive_failed_steps) {
+  for (const char* name : {kMoe, kDense}) {
+    auto engine = fixture(name).open("cpu");
+    const Ids expected = generate(session_on(engine, prompt(7, name)), 10);
+    for (int step : {0, 1, 2, 3, 6, 9})
+      for (int stage : {0, 1, 7}) {
+        auto session = session_on(engine, prompt(7, name));
+        Decoder decoder(session, {}, 10);
+        engine->device()->fail_at(step, stage);
+        Ids found;
+        bool failed = false;
+        try {
+          while (auto token = decoder.next(nullptr, 0, nullptr)) found.push_back(token->token);
+        } catch (const GPUError& e) {
+          failed = true;
+          CHECK(e.stage == stage || e.stage == -1);
+        }
+        engine->device()->fail_at(-1, 0);
+        CHECK(failed || found == expected);  // a short program has no such stage
+        if (failed) CHECK_THROWS(InvalidArgument, decoder.next(nullptr, 0, nullptr));
+        CHECK(found == part(expected, 0, found.size()));
+        CHECK(session->tokens() == joined(prompt(7, name), found));
+        decoder.close();
+        CHECK(!session->busy() && engine->device()->in_flight() == 0);
+        CHECK(joined(found, generate(session, 10 - found.size())) == expected);
+      }
+  }
+}
+
+LILY_TEST(sessions_keep_whole_chunks_of_a_failed_prompt) {
+  auto engine = fixture(kMoe).open("cpu");
+  engine->set_chunk(16);
+  const Ids ids = part(prompt(300), 0, 70);
+  auto whole = session_on(engine, ids);
+  const auto expected = logits(*whole);
+  for (int chunk : {0, 2, 4})
+    for (int stage : {0, 5, 20}) {
+      Session session(engine);
+      engine->device()->fail_at(chunk, stage);
+      CHECK_THROWS(GPUError, append(session, ids));
+      CHECK_EQUAL(session.consumed(), uint32_t(chunk) * 16);
+      CHECK(session.tokens() == part(ids, 0, size_t(chunk) * 16));
+      append(session, part(ids, session.consumed(), ids.size()));
+      CHECK(logits(session) == expected);
+    }
+  CHECK_THROWS(InvalidArgument, append(*whole, {}));
+  CHECK_THROWS(InvalidArgument, append(*whole, {512}));
+  CHECK_THROWS(InvalidArgument, append(*whole, {-1}));
+  CHECK(logits(*whole) == expected);
+}
+
+LILY_TEST(sessions_survive_interrupts_from_another_thread) {
+  auto engine = fixture(kMoe).open("cpu");
+  const Ids& ids = prompt(300);
+  const auto expected = logits(*session_on(engine, ids));
+  int interrupted = 0;
+  for (int i = 0; i < 4; i++) {
+    engine->set_chunk(i % 2 ? 150 : 300);
+    Session session(engine);
+    std::atomic<bool> stop{false};
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(i * 20));
+      stop = true;
+    });
+    try {
+      session.append(ids.data(), ids.size(), nullptr, [&] { return stop.load(); });
+    } catch (const Interrupted&) {
+      interrupted++;
+    }
+    other.join();
+    CHECK(session.consumed() % engine->chunk() == 0 && !session.busy());
+    CHECK(session.tokens() == part(ids, 0, session.consumed()));
+    if (session.consumed() < ids.size()) append(session, part(ids, session.consumed(), ids.size()));
+    CHECK(logits(session) == expected);
+  }
+  std::printf("       %d of 4 prompts were interrupted\n", interrupted);
+}
+
+// A device's own cancellation, without the engine's polling: the flag is seen between two stages.
+LILY_TEST(device_cancels_and_skips) {
+  auto device = open_device("cpu");
+  BufferPtr step = device->allocate(sizeof(LilyStep)), h = device->allocate(1 << 16), y = device->allocate(1 << 16);
+  LilyStep record{};
+  record.rows = 1;
+  std::memcpy(step->host(), &record, sizeof(record));
+  std::memset(h->host(), 0, 1 << 16);
+  std::memset(y->host(), 0, 1 << 16);
+  Program program(0);
+  const LilyNormArgs args{1 << 14, 0, 0};
+  for (int i = 0; i < 20000; i++)
+    program.record(make_dispatch("residual_rows", "r", args, {{0, 0, sizeof(LilyStep), Access::read}, {1, 0, 1 << 16, Access::read}, {2, 0, 1 << 16, Access::read_write}}, 1));
+  PreparedPtr prepared = device->prepare(program.dispatches(), program.order(Schedule::parse("serial")));
+  auto cancel = std::make_shared<std::atomic<bool>>(false);
+  auto submit = [&](const TicketPtr& after) {
+    Submission s;
+    s.program = prepared;
+    s.bindings = {std::make_shared<Bindings>(), Bindings{{step, 0}, {y, 0}, {h, 0}}};
+    s.after = after;
+    s.cancel = cancel;
+    return device->submit(std::move(s));
+  };
+  TicketPtr first = submit(nullptr), second = submit(first);
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    cancel->store(true);
+  });
+  while (!second->wait_for(std::chrono::milliseconds(100))) {
+  }
+  other.join();
+  CHECK(first->status() == Ticket::Status::cancelled && second->status() == Ticket::Status::skipped);
+  CHECK_THROWS(CancelledError, first->check());
+  CHECK_THROWS(GPUError, second->check());
+  CHECK_EQUAL(device->counters().submissions, 0u);
+  CHECK_THROWS(DeviceError, open_device("cpu:float64"));
+}
+
+LILY_TEST(sessions_outlive_dropped_decoders) {
+  auto engine = fixture(kMoe).open("cpu");
+  const Ids expected = generate(session_on(engine, prompt(64)), 12);
+  auto session = session_on(engine, prompt(64));
+  const uint64_t requests = engine->memory().requests;
+  Ids found;
+  for (int taken : {0, 1, 2, 3, 1, 0, 5}) {
+    auto decoder = std::make_unique<Decoder>(session, SamplingParams{}, 100);
+    CHECK(session->busy());
+    CHECK_THROWS(InvalidArgument, append(*session, {1}));
+    CHECK_THROWS(InvalidArgument, session->fork());
+    CHECK_THROWS(InvalidArgument, Decoder(session, {}, 1));
+    for (int i = 0; i < taken; i++) found.push_back(decoder->next(nullptr, 0, nullptr)->token);
+    decoder.reset();
+    CHECK(!session->busy() && engine->device()->in_flight() == 0);
+    CHECK(engine->memory().requests < requests + 4096);  // the block table at most
+  }
+  CHECK(found == expected);
+}
+
+LILY_TEST(forks_go_their_own_ways) {
+  auto engine = fixture(kMoe).open("cpu");
+  const Ids &ids = prompt(300), a = part(ids, 0, 250), b = part(ids, 250, 300);
+  Ids c = b;
+  for (int32_t& id : c) id = (id + 100) % 512;
+  const auto expected_b = logits(*session_on(engine, joined(a, b))), expected_c = logits(*session_on(engine, joined(a, c)));
+  auto session = session_on(engine, a);
+  auto fork = session->fork();
+  append(*session, b);
+  append(*fork, c);
+  CHECK(logits(*session) == expected_b && logits(*fork) == expected_c);
+  auto second = session->fork();
+  const Ids generated = generate(session, 5);
+  session.reset();
+  CHECK(generate(second, 5) == generated);
+}
+
+// Blocks reserved ahead of the consumed tokens, by a failed chunk or by the step ahead, belong to nobody's past: a fork must not share them.
+LILY_TEST(forks_do_not_share_blocks_reserved_ahead) {
+  auto engine = fixture(kMoe).open("cpu");
+  const Ids& ids = prompt(300);
+  Ids other = ids;
+  for (int32_t& id : other) id = (id + 100) % 512;
+  const Ids a = joined(part(ids, 0, 200), part(ids, 0, 300)), b = joined(part(ids, 0, 200), other);
+  const Ids expected_a = generate(session_on(engine, a), 4), expected_b = generate(session_on(engine, b), 4);
+  auto session = session_on(engine, part(ids, 0, 200));
+  engine->device()->fail_at(0, 3);
+  CHECK_THROWS(GPUError, append(*session, ids));  // reserved up to 500
+  CHECK_EQUAL(session->consumed(), 200u);
+  auto fork = session->fork();
+  append(*session, ids);
+  append(*fork, other);
+  CHECK(generate(session, 4) == expected_a);
+  CHECK(generate(fork, 4) == expected_b);
+}
+
+LILY_TEST(limits_of_the_context) {
+  Fixture f = fixture(kDense);
+  f.spec.max_context = 70;
+  auto engine = f.open("cpu");
+  auto session = session_on(engine, prompt(64, kDense));
+  CHECK_THROWS(ContextOverflowError, append(*session, prompt(7, kDense)));
+  Decoder decoder(session, {}, 100);
+  Ids found;
+  while (auto token = decoder.next(nullptr, 0, nullptr)) found.push_back(token->token);
+  CHECK_EQUAL(found.size(), 6u);
+  CHECK(decoder.limit() == Decoder::Limit::context);
+  decoder.close();
+  CHECK(generate(session, 5).empty());
+  CHECK_THROWS(ContextOverflowError, append(*session, {1}));
+  Session empty(engine);
+  CHECK_THROWS(InvalidArgument, logits(empty));
+  CHECK_THROWS(InvalidArgument, Decoder(std::make_shared<Session>(engine), {}, 1));
+}
+
+LILY_TEST(limits_of_the_memory) {
+  const Fixture& f = fixture(kMoe);
+  CHECK_THROWS(OutOfMemoryError, f.open("cpu", 1 << 20));
+  uint64_t least = 0;
+  try {
+    f.open("cpu", 1 << 20);
+  } catch (const OutOfMemoryError& e) {
+    least = e.needed;
+  }
+  auto engine = f.open("cpu", least);
+  auto session = std::make_shared<Session>(engine);
+  CHECK_THROWS(OutOfMemoryError, append(*session, prompt(300)));  // the workspace of a large chunk
+  CHECK(session->tokens().empty() && !session->busy());
+  engine = f.open("cpu", least + (6 << 20));
+  session = session_on(engine, prompt(64));
+  const Ids expected = generate(session, 3);
+  std::vector<std::shared_ptr<Session>> more;
+  CHECK_THROWS(OutOfMemoryError, for (int i = 0; i < 200; i++) more.push_back(session_on(engine, prompt(7))));
+  CHECK(!more.empty());
+  const MemoryReport full = engine->memory();
+  CHECK(full.weights + full.kv + full.states + full.workspace + full.requests <= full.limit);
+  more.clear();
+  CHECK(generate(session_on(engine, prompt(64)), 3) == expected);
+  CHECK(engine->memory().requests < full.requests);
+}
+
+LILY_TEST(sessions_side_by_side) {
+  for (const char* name : {kMoe, kDense}) {
+    auto engine = fixture(name).open("cpu");
+    engine->set_chunk(32);
+    const uint32_t lengths[] = {64, 300, 7};
+    std::vector<Ids> expected(3), found(3);
+    for (int i = 0; i < 3; i++) expected[i] = generate(session_on(engine, prompt(lengths[i], name)), 8);
+    engine = fixture(name).open("cpu");  // its arenas grow while the others work
+    engine->set_chunk(32);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; i++)
+      threads.emplace_back([&, i] {
+        auto session = session_on(engine, prompt(lengths[i], name));
+        auto fork = session->fork();
+        found[i] = generate(session, 8);
+        if (generate(fork, 8) != found[i]) found[i].clear();
+      });
+    for (auto& t : threads) t.join();
+    for (int i = 0; i < 3; i++) CHECK(found[i] == expected[i]);
+  }
+}
+
+LILY_TEST(closing_in_any_order) {
+  const Ids expected = generate(session_on(fixture(kMoe).open("cpu"), prompt(7)), 4);
+  {  // the model first, then the session, then the decoder
+    auto engine = fixture(kMoe).open("cpu");
+    auto session = session_on(engine, prompt(7));
+    auto decoder = std::make_unique<Decoder>(session, SamplingParams{}, 4);
+    engine.reset();
+    Ids found{decoder->next(nullptr, 0, nullptr)->token};
+    session.reset();
+    while (auto token = decoder->next(nullptr, 0, nullptr)) found.push_back(token->token);
+    CHECK(found == expected);
+  }
+  {  // a step in flight when everything goes
+    auto session = session_on(fixture(kMoe).open("cpu"), prompt(7));
+    Decoder decoder(session, {}, 4);
+    session.reset();
+    decoder.next(nullptr, 0, nullptr);
+  }
+  {  // forks hold blocks of a session that is gone
+    auto session = session_on(fixture(kMoe).open("cpu"), prompt(7));
+    auto fork = session->fork();
+    session.reset();
+    CHECK(generate(fork, 4) == expected);
+  }
+  {  // a bad file is refused when it is opened
+    Fixture f = fixture(kMoe);
+    f.weights[0].parts.begin()->second.file += ".missing";
+    CHECK_THROWS(CheckpointError, f.open("cpu"));
+    f = fixture(kMoe);
+    for (auto& w : f.weights)
+      for (auto& [name, p] : w.parts) p.file_bytes++;
+    CHECK_THROWS(CheckpointError, f.open("cpu"));
+    f = fixture(kMoe);
+    f.weights[0].parts.begin()->second.bytes--;
+    CHECK_THROWS(CheckpointError, f.open("cpu"));
+  }
+}
+
+}  // namespace
+}  // namespace lily::test
