@@ -19,9 +19,9 @@ from lily.cli import cli
 PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Models": ["Model"],
-    "Sessions": ["Session"],
+    "Sessions": ["Session", "Rewind"],
     "Sampling": ["Sampling"],
-    "Results": ["Generation", "Chunk", "TokenLogprob", "Usage", "Timing", "Score", "Memory"],
+    "Results": ["Generation", "Chunk", "TokenLogprob", "Usage", "Timing", "Score", "Ranked", "Memory"],
     "Planning and devices": ["plan", "Plan", "devices", "DeviceInfo"],
     "Parts of a checkpoint": ["ModelConfig", "Tokenizer"],
     "Errors": [

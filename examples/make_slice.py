@@ -1,7 +1,7 @@
 """Writes a checkpoint with the exact widths of Qwen3.6-35B-A3B, few layers and random weights: for measuring speed, never quality.
 
-    python examples/make_slice.py /tmp/slice            # 4 layers, vocabulary 32768, about 2 GB
-    python examples/make_slice.py /tmp/tiny --layers 4 --experts 16 --vocab 2048
+python examples/make_slice.py /tmp/slice            # 4 layers, vocabulary 32768, about 2 GB
+python examples/make_slice.py /tmp/tiny --layers 4 --experts 16 --vocab 2048
 """
 
 from __future__ import annotations
@@ -25,19 +25,44 @@ def bf16(x: np.ndarray) -> np.ndarray:
 def config(layers: int, experts: int, vocab: int) -> dict:
     types = ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)]
     text = {
-        "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": layers, "vocab_size": vocab, "rms_norm_eps": 1e-6,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "layer_types": types, "full_attention_interval": 4,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "rms_norm_eps": 1e-6,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "layer_types": types,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
-        "attn_output_gate": True, "attention_bias": False, "hidden_act": "silu", "max_position_embeddings": 262144,
-        "num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "tie_word_embeddings": False, "dtype": "bfloat16", "mamba_ssm_dtype": "float32",
+        "attn_output_gate": True,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 262144,
+        "num_experts": experts,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "mamba_ssm_dtype": "float32",
     }
     quantization: dict = {"group_size": GROUP, "bits": 4, "mode": "affine"}
     for i in range(layers):
         for name in ("gate", "shared_expert_gate"):
             quantization[f"language_model.model.layers.{i}.mlp.{name}"] = {"group_size": GROUP, "bits": 8}
-    return {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "text_config": text, "quantization": quantization}
+    return {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "quantization": quantization,
+    }
 
 
 def tensors(layers: int, experts: int, vocab: int):

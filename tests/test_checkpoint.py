@@ -339,12 +339,17 @@ def test_unaligned_offsets_empty_tensors_and_metadata_are_fine(tmp_path):
     assert read_header(path)["b"].offset == path.stat().st_size - 4
 
 
-def test_a_truncated_checkpoint_names_a_tensor(tmp_path):
+@pytest.mark.parametrize("kept", [7, 100, -1000])
+def test_a_file_cut_short_is_named_with_the_bytes_it_lacks(tmp_path, kept):
     copy(tmp_path)
     path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(CheckpointError, match="range within"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors lacks \d+ of \d+ bytes.*download") as caught:
         load(tmp_path)
+    # The header says how long the file should be; without all of it, only that more is missing.
+    lacks = caught.value.found["model.safetensors"]
+    assert lacks == 1000 and caught.value.tensor if kept < 0 else 0 < lacks <= len(whole) - kept
 
 
 # Files and index

@@ -1,5 +1,6 @@
 """Lily's engine."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -54,7 +55,12 @@ class Model:
 class Session:
     """Tokens and the state after them."""
 
-    def append(self, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], progress: object | None = None) -> None: ...
+    def append(self, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], progress: object | None = None, marks: Sequence[int] = []) -> None: ...
+
+    def rewind(self, n: int, progress: object | None = None) -> tuple: ...
+
+    @property
+    def snapshots(self) -> list[int]: ...
 
     def append_rows(self, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], mode: str, progress: object | None = None) -> NDArray[numpy.float32]: ...
 
@@ -93,3 +99,13 @@ class Decoder:
 
     @property
     def limit(self) -> object: ...
+
+def export_session(session: Session) -> dict:
+    """
+    Everything a session holds, as arrays of bytes; views of memory that does not change.
+    """
+
+def import_session(model: Model, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], origins: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], consumed: int, states: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], snapshots: list, kv: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]]) -> Session:
+    """
+    A session from what export_session gave. ValueError when it does not fit the model.
+    """

@@ -11,7 +11,7 @@ from lily import names
 from lily.config import ModelConfig, read_json
 from lily.errors import CheckpointError
 from lily.layout import Linear, Vector, weights_of
-from lily.safetensors_header import Tensor, read_header
+from lily.safetensors_header import Tensor, missing_bytes, read_header
 
 log = logging.getLogger("lily")
 
@@ -27,7 +27,17 @@ def find_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
     """
     weight_map = read_index(directory)
     present, absent = find_files(directory, weight_map)
-    tensors = _canonical_table(present, weight_map, config)
+    try:
+        tensors = _canonical_table(present, weight_map, config)
+    except CheckpointError as error:
+        short = shortfalls(directory, present)
+        if not short:
+            raise
+        listed = [f"{name} lacks {lacking} of {lacking + (directory / name).stat().st_size} bytes" for name, lacking in short.items()]
+        raise CheckpointError(
+            f"{directory}: {_some(listed)}. The download is incomplete: run it again, or pass refresh=True",
+            found=short, expected="whole files", tensor=error.tensor,
+        ) from error  # fmt: skip
     missing = missing_weights(tensors, config)
     if absent and missing:
         raise CheckpointError(
@@ -59,6 +69,11 @@ def find_files(directory: Path, weight_map: Mapping[str, str] | None) -> tuple[l
         return [directory / name for name in listed], []
     present = {directory / name for name in listed if name not in absent} | set(directory.glob("model*.safetensors"))
     return sorted(present), absent
+
+
+def shortfalls(directory: Path, files: Iterable[Path]) -> dict[str, int]:
+    """The bytes that each of these files lacks by its own header; whole files are left out."""
+    return {path.relative_to(directory).as_posix(): lacking for path in files if (lacking := missing_bytes(path))}
 
 
 def read_index(directory: Path) -> dict[str, str] | None:

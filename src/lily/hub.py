@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lily.checkpoint import INDEX, check_names, find_files, is_used, read_index
+from lily.checkpoint import INDEX, check_names, find_files, is_used, read_index, shortfalls
 from lily.config import ModelConfig
 from lily.errors import CheckpointError, LilyError
 from lily.names import canonical
@@ -53,25 +53,34 @@ def local_directory(source: str | os.PathLike[str]) -> Path | None:
 
 def local_snapshot(repo: str, revision: str | None) -> Path | None:
     """The cached snapshot of a Hub id if every file that Lily needs is there. Makes no network call."""
+    path = cached_snapshot(repo, revision)
+    return path if path is not None and is_complete(path) else None
+
+
+def cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The cached snapshot of a Hub id, complete or not; None without one. Makes no network call."""
     from huggingface_hub import snapshot_download
 
     try:
         found = snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=SMALL_FILES + WEIGHT_PATTERNS)
     except Exception:  # not cached; the classes differ between versions of the library
         return None
-    path = Path(str(found))
-    return path if is_complete(path) else None
+    return Path(str(found))
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether config, tokenizer and every listed weight file are there."""
-    if not all((directory / name).is_file() for name in ("config.json", "tokenizer.json")):
-        return False
+    """Whether config, tokenizer and every listed weight file are there, each as long as its header says."""
     try:
-        _, absent = find_files(directory, read_index(directory))
+        return not lacking(directory)
     except CheckpointError:
         return False
-    return not absent
+
+
+def lacking(directory: Path) -> dict[str, int | None]:
+    """What a checkpoint directory lacks: for each file the missing bytes, None when all of it is missing."""
+    result: dict[str, int | None] = {name: None for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()}
+    present, absent = find_files(directory, read_index(directory))
+    return result | dict.fromkeys(absent) | shortfalls(directory, present)
 
 
 def find_config(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -21,6 +22,7 @@ from lily.request import Request, takes_options
 from lily.results import Chunk, Generation, Memory, Ranked, Score
 from lily.sampling import Sampling
 from lily.session import Session
+from lily.session_file import model_digest
 from lily.staging import staged
 from lily.template import ChatTemplate
 from lily.tokenizer import Tokenizer
@@ -56,6 +58,9 @@ class Model:
     #: What was loaded: a directory or a Hub id.
     source: str
     _native: Any
+    _sessions: weakref.WeakSet[Session]  # open ones, closed with the model
+    _directory: Path | None
+    _digest: str | None
     _progress: Progress
 
     def __init__(self) -> None:
@@ -110,7 +115,9 @@ class Model:
         limit = max_context if max_context is not None else config.max_context
         with reporting(progress) as report, staged(weights, quantize=quantize, memory_limit=memory_limit, report=report) as ready:
             engine = native().Model(config.spec(), ready, device, limit, memory_limit, report)
-        return cls._from_native(engine, **parts)
+        model = cls._from_native(engine, **parts)
+        model._directory = directory
+        return model
 
     @classmethod
     def demo(cls, **options: Any) -> Model:
@@ -138,6 +145,9 @@ class Model:
         self = object.__new__(cls)
         given = dict(generation_config or {})
         self._native = engine
+        self._sessions = weakref.WeakSet()
+        self._directory = None
+        self._digest = None
         self._progress = progress
         self.config = config
         self.tokenizer = tokenizer
@@ -146,6 +156,20 @@ class Model:
         self.end_tokens = tokenizer.end_tokens(given, config.raw, config.raw.get("text_config") or {})
         self.source = source
         return self
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 that tells checkpoints apart: configuration, tensor names, shapes and the start of each tensor's data.
+
+        >>> import lily
+        >>> len(lily.Model.demo().digest)
+        64
+        """
+        if self._digest is None:
+            if self._directory is None:
+                raise ValueError("a model that was not loaded from files has no digest")
+            self._digest = model_digest(self._directory, self.config.raw)
+        return self._digest
 
     @property
     def max_context(self) -> int:
@@ -345,12 +369,15 @@ class Model:
         return Memory(**{name: counts.get(name) for name in Memory.__dataclass_fields__})  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Give all memory back. May be called twice; other calls then raise `ValueError`.
+        """Close all sessions and give all memory back. May be called twice; other calls then raise `ValueError`.
+
 
         >>> import lily
         >>> model = lily.Model.demo()
         >>> model.close()
         """
+        for session in list(self._sessions):
+            session.close()
         self._native.close()
 
     def __enter__(self) -> Model:

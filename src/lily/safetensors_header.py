@@ -61,6 +61,21 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def missing_bytes(path: Path) -> int:
+    """How many bytes the file lacks by what its own beginning says; 0 when it is whole or says nothing usable."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                return max(8 + length - size, 8 - size, 0) if length <= MAX_HEADER_BYTES else 0
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return max(0, 8 + length + max(end for end in ends if _is_size(end)) - size)
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
+        return 0
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):

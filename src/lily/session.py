@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class Session:
     def __init__(self, model: Model, native: Any) -> None:
         self._model = model
         self._native = native
+        model._sessions.add(self)
 
     def append(self, prompt: Prompt, *, progress: Progress = None) -> None:
         """Read text or token ids, in chunks.
@@ -154,6 +156,42 @@ class Session:
         True
         """
         return Session(self._model, self._native.fork())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the session to one safetensors file, atomically: an older file of that name survives any failure.
+
+        The file is bound to this checkpoint, device and arithmetic; `Session.load` refuses it elsewhere.
+
+        >>> import lily, pathlib, tempfile
+        >>> model = lily.Model.demo()
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "story.lily"
+        >>> model.prefill("Once upon a time").save(path)
+        >>> lily.Session.load(model, path).tokens == model.encode("Once upon a time")
+        True
+        """
+        from lily import session_file
+
+        session_file.save(self._model, self._native, path)
+
+    @classmethod
+    def load(cls, model: Model, path: str | os.PathLike[str]) -> Session:
+        """A session from a file that `save` wrote. It goes on exactly as the saved one would have.
+
+        Raises `SessionMismatchError`, naming the field, when another checkpoint, device or arithmetic computed it, or when
+        the file is cut or altered; `OSError` when it cannot be read; `OutOfMemoryError`.
+
+        >>> import lily, pathlib, tempfile
+        >>> model = lily.Model.demo()
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "story.lily"
+        >>> model.prefill("The cat").save(path)
+        >>> len(lily.Session.load(model, path)) > 0
+        True
+        """
+        from lily import session_file
+
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"{path}: no such saved session")
+        return cls(model, session_file.load(model, path))
 
     def close(self) -> None:
         """Give the session's memory back; forks keep what they share. Later calls raise `ValueError`.

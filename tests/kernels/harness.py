@@ -110,7 +110,9 @@ def quantize(rng, rows: int, cols: int, bits: int = 4, group: int = 64):
     stream = ((codes[..., None] >> np.arange(bits, dtype=np.uint64)) & np.uint64(1)).astype(np.uint8).reshape(rows, cols * bits)
     packed = np.packbits(stream, axis=1, bitorder="little").view(np.uint32)
     s, b = bf16(scales), bf16(biases)
-    values = np.repeat(from_bf16(s).astype(np.float64), group, 1) * codes.astype(np.float64) + np.repeat(from_bf16(b).astype(np.float64), group, 1)
+    values = np.repeat(from_bf16(s).astype(np.float64), group, 1) * codes.astype(np.float64) + np.repeat(
+        from_bf16(b).astype(np.float64), group, 1
+    )
     return packed, s, b, values
 
 

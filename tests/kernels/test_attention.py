@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ class Context:
         return x
 
 
-@lru_cache(maxsize=None)
+@cache
 def context(hq, hkv, storage, tokens=1300, d=256, r=64):
     return Context(arguments(hq, hkv, d, r), tokens, storage)
 
@@ -144,7 +144,13 @@ def cases():
     for hq, hkv in HEADS:
         for rows in CHUNKS:
             for position in POSITIONS:
-                if (hq, hkv) == (4, 2) or rows == 7 or (rows == 64 and position == 255) or (hq == 8 and position == 1000) or (rows == 1 and position % 5):
+                if (
+                    (hq, hkv) == (4, 2)
+                    or rows == 7
+                    or (rows == 64 and position == 255)
+                    or (hq == 8 and position == 1000)
+                    or (rows == 1 and position % 5)
+                ):
                     yield hq, hkv, rows, position
 
 

@@ -22,7 +22,9 @@ def plain(kind, H):
     return dict(kind=kind), [stored, None, None], exact.astype(np.float64)
 
 
-FORMATS = [(lambda H, b=b, g=g: affine(b, g, H)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)] + [(lambda H, k=k: plain(k, H)) for k in (BF16, F16, F32)]
+FORMATS = [(lambda H, b=b, g=g: affine(b, g, H)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)] + [
+    (lambda H, k=k: plain(k, H)) for k in (BF16, F16, F32)
+]
 NAMES = [f"{b}bit-g{g}" for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)] + ["bf16", "f16", "f32"]
 
 
@@ -38,7 +40,14 @@ def test_embed_step_is_exact(make_format, H):
         for isa in isas():
             for token in (0, V - 1, V, 2**32 - 1):
                 h, ssq = np.full(H, np.nan, np.float32), np.full(H // 16, np.nan, np.float32)
-                run("embed_step", make("LilyEmbedArgs", fmt=fmt, H=H, V=V), [step(token=token, rows=1), *at_odd_addresses(weights), h, ssq], 1, isa=isa, storage=storage)
+                run(
+                    "embed_step",
+                    make("LilyEmbedArgs", fmt=fmt, H=H, V=V),
+                    [step(token=token, rows=1), *at_odd_addresses(weights), h, ssq],
+                    1,
+                    isa=isa,
+                    storage=storage,
+                )
                 expected, sums = reference.embed_step(values, token)
                 np.testing.assert_array_equal(h, expected.astype(np.float32))
                 np.testing.assert_allclose(ssq, sums, rtol=1e-6)
@@ -52,6 +61,13 @@ def test_embed_rows_is_exact(make_format):
     for isa in isas():
         for split in (None, 3):
             h = np.full((bucket, H), np.nan, np.float32)
-            run("embed_rows", make("LilyEmbedArgs", fmt=fmt, H=H, V=V), [step(rows=rows), ids, *at_odd_addresses(weights), h], bucket, isa=isa, split=split)
+            run(
+                "embed_rows",
+                make("LilyEmbedArgs", fmt=fmt, H=H, V=V),
+                [step(rows=rows), ids, *at_odd_addresses(weights), h],
+                bucket,
+                isa=isa,
+                split=split,
+            )
             np.testing.assert_array_equal(h[:rows], reference.embed_rows(values, ids)[:rows].astype(np.float32))
             assert np.isnan(h[rows:]).all(), "rows past step.rows are not touched"

@@ -33,7 +33,9 @@ class Case:
 
     @property
     def args(self):
-        return make("LilyGdnArgs", Nk=self.Nk, Nv=self.Nv, Dk=self.Dk, Dv=self.Dv, ld_qkv=self.width, ld_z=self.width, ld_ba=self.width, eps=EPS)
+        return make(
+            "LilyGdnArgs", Nk=self.Nk, Nv=self.Nv, Dk=self.Dk, Dv=self.Dv, ld_qkv=self.width, ld_z=self.width, ld_ba=self.width, eps=EPS
+        )
 
     def parts(self, proj):
         """qkv, z, b, a as the buffers of a kernel: each starts at its first element, rows `width` apart."""
@@ -64,7 +66,15 @@ def data(case: Case, T: int) -> Data:
     if case.storage == "bfloat16":
         proj[:, : case.C] = rb(proj[:, : case.C])
     A = -np.exp(rng.uniform(-6, 2, case.Nv)).astype(np.float32)  # from decays close to 1 to quick forgetting
-    return Data(proj, normal(4, case.C, s=0.5), A, normal(case.Nv), 1 + normal(case.Dv, s=0.2), act(normal(3, case.C), case.storage), normal(case.Nv, case.Dk, case.Dv))
+    return Data(
+        proj,
+        normal(4, case.C, s=0.5),
+        A,
+        normal(case.Nv),
+        1 + normal(case.Dv, s=0.2),
+        act(normal(3, case.C), case.storage),
+        normal(case.Nv, case.Dk, case.Dv),
+    )
 
 
 def nan(*shape):
@@ -81,7 +91,15 @@ def conv_rows(case, d, isa="best", rows=None, snapshots=(), split=None):
     y, out = nan(len(d.proj), case.C), act(nan(3, case.C), case.storage)
     shots = [act(nan(3, case.C), case.storage) for _ in snapshots]
     s = step(rows=rows, n_snapshots=len(shots), snapshot_rows=list(snapshots))
-    run("conv_rows", case.args, [s, case.parts(d.proj)[0], d.conv_w, d.conv, out, y, *shots], -(-case.C // 128), isa=isa, storage=case.storage, split=split)
+    run(
+        "conv_rows",
+        case.args,
+        [s, case.parts(d.proj)[0], d.conv_w, d.conv, out, y, *shots],
+        -(-case.C // 128),
+        isa=isa,
+        storage=case.storage,
+        split=split,
+    )
     return y, out, shots
 
 
@@ -89,7 +107,15 @@ def prepare_rows(case, d, y, isa="best", rows=None, split=None):
     rows = len(d.proj) if rows is None else rows
     y, gates = y.copy(), nan(len(d.proj), case.Nv, 2)
     _, _, b, a = case.parts(d.proj)
-    run("gdn_prepare_rows", case.args, [step(rows=rows), y, b, a, d.A, d.dt_bias, gates], len(d.proj), isa=isa, storage=case.storage, split=split)
+    run(
+        "gdn_prepare_rows",
+        case.args,
+        [step(rows=rows), y, b, a, d.A, d.dt_bias, gates],
+        len(d.proj),
+        isa=isa,
+        storage=case.storage,
+        split=split,
+    )
     return y, gates
 
 
@@ -105,7 +131,15 @@ def scan(case, y, gates, S, isa="best", rows=None, snapshots=(), split=None):
 def gated_norm_rows(case, d, o, isa="best", rows=None, split=None):
     rows = len(o) if rows is None else rows
     x = act(nan(*o.shape), case.storage)
-    run("gated_norm_rows", case.args, [step(rows=rows), o, case.parts(d.proj)[1], d.norm, x], len(o), isa=isa, storage=case.storage, split=split)
+    run(
+        "gated_norm_rows",
+        case.args,
+        [step(rows=rows), o, case.parts(d.proj)[1], d.norm, x],
+        len(o),
+        isa=isa,
+        storage=case.storage,
+        split=split,
+    )
     return x
 
 
@@ -120,7 +154,15 @@ def chain(case, d, isa="best", split=None):
 def fused(case, d, isa="best", split=None):
     """gdn_step on row 0: x, conv_out, S_out."""
     conv_out, S, x = act(nan(3, case.C), case.storage), nan(*d.S.shape), act(nan(case.Nv, case.Dv), case.storage)
-    run("gdn_step", case.args, [d.proj[0], d.conv_w, d.A, d.dt_bias, d.norm, d.conv, d.S, conv_out, S, x], case.Nv, isa=isa, storage=case.storage, split=split)
+    run(
+        "gdn_step",
+        case.args,
+        [d.proj[0], d.conv_w, d.A, d.dt_bias, d.norm, d.conv, d.S, conv_out, S, x],
+        case.Nv,
+        isa=isa,
+        storage=case.storage,
+        split=split,
+    )
     return x, conv_out, S
 
 

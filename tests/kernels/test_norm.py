@@ -24,7 +24,15 @@ def empty(like, storage):
 
 def norm_rows(h, weight, rows, isa, storage="bfloat16", split=None):
     x = empty(h, storage)
-    run("rmsnorm_rows", make("LilyNormArgs", H=h.shape[1], eps=EPS), [step(rows=rows), h, weight, x], len(h), isa=isa, storage=storage, split=split)
+    run(
+        "rmsnorm_rows",
+        make("LilyNormArgs", H=h.shape[1], eps=EPS),
+        [step(rows=rows), h, weight, x],
+        len(h),
+        isa=isa,
+        storage=storage,
+        split=split,
+    )
     return x
 
 

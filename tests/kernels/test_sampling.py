@@ -49,7 +49,9 @@ class Case:
 
     def draw(self, s, next_step=True):
         record = np.frombuffer(bytes(s), np.uint8).copy()
-        self.run("sample_draw", [record, self.y, self.block, self.hist, self.mass, self.list, self.counts, self.next if next_step else None], 1)
+        self.run(
+            "sample_draw", [record, self.y, self.block, self.hist, self.mass, self.list, self.counts, self.next if next_step else None], 1
+        )
         return structs()["LilySample"].from_buffer_copy(record.tobytes())
 
     def sample(self, s):
@@ -251,12 +253,21 @@ def test_the_kernel_draws_the_philox_uniform():
     # 2^16 equal tokens: the token is the top 16 bits of the word
     case = Case(np.zeros(1 << 16))
     case.adjust(s := settings())
-    for s.seed_lo, s.seed_hi, s.position in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), (12345, 678, 262_143)):
+    for s.seed_lo, s.seed_hi, s.position in (
+        (0, 0, 0),
+        (1, 0, 0),
+        (0, 1, 0),
+        (0, 0, 1),
+        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+        (12345, 678, 262_143),
+    ):
         word = reference.philox((s.seed_lo, s.seed_hi), (s.position, 0, 0, 0))[0]
         assert case.draw(s).token == word >> 16
 
 
-@pytest.mark.parametrize("more", [dict(), dict(temperature=0.7, top_k=12), dict(top_p=0.8), dict(min_p=0.1, temperature=1.3), dict(top_k=20, top_p=0.9)])
+@pytest.mark.parametrize(
+    "more", [dict(), dict(temperature=0.7, top_k=12), dict(top_p=0.8), dict(min_p=0.1, temperature=1.3), dict(top_k=20, top_p=0.9)]
+)
 def test_distribution(more):
     rng = np.random.default_rng(3)
     case = Case(rng.normal(0, 2, 64))

@@ -1,0 +1,139 @@
+"""Sessions on disk: one safetensors file, bound by its metadata to the model and the arithmetic that computed it.
+
+Tensors: `tokens` I32, `origins` U8, `state.I` U8 (whole state values), `kv.L` U8 (K and V blocks of attention layer L//2).
+Metadata `lily`: a JSON object with the fields of `_binding`, the counts, the snapshots and a CRC-32 of every tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lily._engine import native
+from lily.errors import CheckpointError, SessionMismatchError
+from lily.safetensors_header import Tensor, read_header
+
+if TYPE_CHECKING:
+    from lily.model import Model
+
+VERSION = 1
+_SAMPLE_BYTES = 4096  # of each tensor enter the digest of a model: reading all of 20 GB would take longer than the session saves
+_CRC_CHUNK = 1 << 24
+
+
+def model_digest(directory: Path, config: dict[str, Any]) -> str:
+    """SHA-256 over the configuration and, for every tensor, its name, dtype, shape and first 4 KiB."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            for name, tensor in sorted(read_header(path).items()):
+                digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+                file.seek(tensor.offset)
+                digest.update(file.read(min(tensor.bytes, _SAMPLE_BYTES)))
+    return digest.hexdigest()
+
+
+def binding(model: Model) -> dict[str, Any]:
+    """What a saved session must agree with, field by field."""
+    device = model.device
+    return {
+        "model": model.digest,
+        "device": device.kind,
+        "storage": device.storage,
+        # AVX2 and AVX-512 give the same bits
+        "arithmetic": "x86-fma" if device.isa in ("avx2", "avx512") else device.isa,
+    }
+
+
+def save(model: Model, session: Any, path: str | os.PathLike[str]) -> None:
+    """Write atomically: to a temporary file beside `path`, synced, then renamed over it."""
+    from safetensors.numpy import save_file
+
+    target = Path(path)
+    image = native().export_session(session)
+    tensors: dict[str, np.ndarray[Any, Any]] = {"tokens": image["tokens"], "origins": image["origins"]}
+    tensors |= {f"state.{i}": data for i, data in enumerate(image["states"])}
+    tensors |= {f"kv.{i}": data for i, data in enumerate(image["kv"])}
+    header = {
+        "format": "lily-session", "version": VERSION, **binding(model), "consumed": image["consumed"],
+        "states": len(image["states"]), "kv": len(image["kv"]), "snapshots": image["snapshots"], "crc32": _checksums(tensors),
+    }  # fmt: skip
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={"lily": json.dumps(header)})
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load(model: Model, path: str | os.PathLike[str]) -> Any:
+    """The native session of a file. The file is mapped; `SessionMismatchError` names the field that differs."""
+    source = Path(path)
+    try:
+        tensors = read_header(source)
+    except CheckpointError as error:
+        raise SessionMismatchError(f"{error}; this is not a whole saved session") from error
+    header = _metadata(source)
+    if header.get("format") != "lily-session":
+        raise SessionMismatchError(f"{source} is not a saved session: metadata 'format' is {header.get('format')!r}")
+    for field, expected in {"version": VERSION, **binding(model)}.items():
+        if header.get(field) != expected:
+            raise SessionMismatchError(
+                f"{source}: the session was computed with {field} {header.get(field)!r}, this model has {expected!r}; "
+                "load it with the same checkpoint and device, or read its text again"
+            )
+    mapped = np.memmap(source, np.uint8, "r")
+    arrays = {name: _array(mapped, tensor) for name, tensor in tensors.items()}
+    damaged = [name for name, crc in _checksums(arrays).items() if header.get("crc32", {}).get(name) != crc]
+    if damaged or set(arrays) != set(header.get("crc32", {})):
+        raise SessionMismatchError(f"{source} is damaged: {', '.join(damaged) or 'tensors are missing'}")
+    try:
+        states = [arrays[f"state.{i}"] for i in range(header["states"])]
+        kv = [arrays[f"kv.{i}"] for i in range(header["kv"])]
+        snapshots = [tuple(point) for point in header["snapshots"]]
+        return native().import_session(model._native, arrays["tokens"], arrays["origins"], header["consumed"], states, snapshots, kv)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SessionMismatchError(f"{source} does not fit this model: {error}") from error
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            header = json.loads((file.metadata() or {}).get("lily", "{}"))
+    except Exception as error:  # the library's own error class is not public
+        raise SessionMismatchError(f"{path} is not a saved session: {error}") from error
+    if not isinstance(header, dict):
+        raise SessionMismatchError(f"{path} is not a saved session: its metadata is not an object")
+    return header
+
+
+def _array(mapped: np.ndarray[Any, Any], tensor: Tensor) -> np.ndarray[Any, Any]:
+    data = mapped[tensor.offset : tensor.offset + tensor.bytes]
+    if tensor.dtype == "I32":
+        return np.frombuffer(data.tobytes(), np.int32)
+    return np.asarray(data)
+
+
+def _checksums(tensors: dict[str, np.ndarray[Any, Any]]) -> dict[str, int]:
+    def crc(array: np.ndarray[Any, Any]) -> int:
+        data, value = memoryview(np.ascontiguousarray(array)).cast("B"), 0
+        for start in range(0, len(data), _CRC_CHUNK):
+            value = zlib.crc32(data[start : start + _CRC_CHUNK], value)
+        return value
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # crc32 runs without the GIL
+        return dict(zip(tensors, pool.map(crc, tensors.values()), strict=True))
