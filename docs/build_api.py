@@ -23,7 +23,7 @@ SECTIONS = {
     "Sampling": ["Sampling"],
     "Results": ["Generation", "Chunk", "TokenLogprob", "Usage", "Timing", "Score", "Ranked", "Memory"],
     "Planning and devices": ["plan", "Plan", "devices", "DeviceInfo"],
-    "Parts of a checkpoint": ["ModelConfig", "Tokenizer"],
+    "Checkpoints": ["inspect", "Inspection", "ModelConfig", "Tokenizer"],
     "Errors": [
         "LilyError", "CheckpointError", "DeviceError", "GPUError", "OutOfMemoryError", "ContextOverflowError", "TemplateError",
         "SamplingError", "SessionMismatchError", "CancelledError",

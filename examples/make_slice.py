@@ -1,7 +1,8 @@
-"""Writes a checkpoint with the exact widths of Qwen3.6-35B-A3B, few layers and random weights: for measuring speed, never quality.
+"""Writes a checkpoint with the exact widths of a released model, few layers and random weights: for measuring speed, never quality.
 
-python examples/make_slice.py /tmp/slice            # 4 layers, vocabulary 32768, about 2 GB
+python examples/make_slice.py /tmp/slice            # Qwen3.6-35B-A3B, 4 layers, vocabulary 32768, about 2 GB
 python examples/make_slice.py /tmp/tiny --layers 4 --experts 16 --vocab 2048
+python examples/make_slice.py /tmp/dense --size 27b
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import shutil
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,93 +24,137 @@ def bf16(x: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def config(layers: int, experts: int, vocab: int) -> dict:
+@dataclass(frozen=True)
+class Size:
+    """The widths of one released model; `experts` is 0 and `ffn` used when it is dense."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    value_heads: int  # of the linear layers; their 16 key heads, like the head dims, are the same in all models
+    ffn: int = 0
+    experts: int = 0
+    per_token: int = 0
+    expert_ffn: int = 0
+    tied: bool = False
+
+
+KEY_HEADS, LINEAR_DIM, HEAD_DIM = 16, 128, 256
+SIZES = {
+    "0.8b": Size(1024, 24, 8, 2, 16, ffn=3584, tied=True),
+    "2b": Size(2048, 24, 8, 2, 16, ffn=6144, tied=True),
+    "4b": Size(2560, 32, 16, 4, 32, ffn=9216, tied=True),
+    "9b": Size(4096, 32, 16, 4, 32, ffn=12288),
+    "27b": Size(5120, 64, 24, 4, 48, ffn=17408),
+    "35b-a3b": Size(2048, 40, 16, 2, 32, experts=256, per_token=8, expert_ffn=512),
+    "122b-a10b": Size(3072, 48, 32, 2, 64, experts=256, per_token=8, expert_ffn=1024),
+    "397b-a17b": Size(4096, 60, 32, 2, 64, experts=512, per_token=10, expert_ffn=1024),
+}
+DEFAULT = "35b-a3b"
+
+
+def config(layers: int, experts: int, vocab: int, size: Size = SIZES[DEFAULT]) -> dict:
     types = ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)]
+    kind = "qwen3_5_moe" if size.experts else "qwen3_5"
+    if size.experts:
+        ffn = {
+            "num_experts": experts,
+            "num_experts_per_tok": size.per_token,
+            "moe_intermediate_size": size.expert_ffn,
+            "shared_expert_intermediate_size": size.expert_ffn,
+        }
+    else:
+        ffn = {"intermediate_size": size.ffn}
     text = {
-        "model_type": "qwen3_5_moe_text",
-        "hidden_size": 2048,
+        "model_type": f"{kind}_text",
+        "hidden_size": size.hidden,
         "num_hidden_layers": layers,
         "vocab_size": vocab,
         "rms_norm_eps": 1e-6,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": HEAD_DIM,
         "layer_types": types,
         "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
+        "linear_num_key_heads": KEY_HEADS,
+        "linear_num_value_heads": size.value_heads,
+        "linear_key_head_dim": LINEAR_DIM,
+        "linear_value_head_dim": LINEAR_DIM,
         "linear_conv_kernel_dim": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
         "attn_output_gate": True,
         "attention_bias": False,
         "hidden_act": "silu",
         "max_position_embeddings": 262144,
-        "num_experts": experts,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "tie_word_embeddings": False,
+        **ffn,
+        "tie_word_embeddings": size.tied,
         "dtype": "bfloat16",
         "mamba_ssm_dtype": "float32",
     }
     quantization: dict = {"group_size": GROUP, "bits": 4, "mode": "affine"}
-    for i in range(layers):
+    for i in range(layers if size.experts else 0):
         for name in ("gate", "shared_expert_gate"):
             quantization[f"language_model.model.layers.{i}.mlp.{name}"] = {"group_size": GROUP, "bits": 8}
     return {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "model_type": "qwen3_5_moe",
+        "architectures": ["Qwen3_5MoeForConditionalGeneration" if size.experts else "Qwen3_5ForConditionalGeneration"],
+        "model_type": kind,
         "text_config": text,
         "quantization": quantization,
     }
 
 
-def tensors(layers: int, experts: int, vocab: int):
+def tensors(layers: int, experts: int, vocab: int, size: Size = SIZES[DEFAULT]):
     """(name, dtype, shape, kind) of every tensor; kind says how it is filled."""
+    hidden, keys, values = size.hidden, size.kv_heads * HEAD_DIM, size.value_heads * LINEAR_DIM
+    channels = 2 * KEY_HEADS * LINEAR_DIM + values
 
     def linear(name: str, rows: int, cols: int, bits: int = 4, stack: tuple = ()):
         yield f"{name}.weight", "U32", [*stack, rows, cols * bits // 32], ("codes", bits)
         yield f"{name}.scales", "BF16", [*stack, rows, cols // GROUP], ("scales", bits, cols)
         yield f"{name}.biases", "BF16", [*stack, rows, cols // GROUP], ("biases", bits, cols)
 
+    def mlp(name: str, width: int, stack: tuple = ()):
+        yield from linear(f"{name}.gate_proj", width, hidden, stack=stack)
+        yield from linear(f"{name}.up_proj", width, hidden, stack=stack)
+        yield from linear(f"{name}.down_proj", hidden, width, stack=stack)
+
     p = "language_model."
-    yield from linear(f"{p}model.embed_tokens", vocab, 2048)
-    yield from linear(f"{p}lm_head", vocab, 2048)
-    yield f"{p}model.norm.weight", "BF16", [2048], ("norm",)
+    yield from linear(f"{p}model.embed_tokens", vocab, hidden)
+    if not size.tied:
+        yield from linear(f"{p}lm_head", vocab, hidden)
+    yield f"{p}model.norm.weight", "BF16", [hidden], ("norm",)
     for i in range(layers):
         m = f"{p}model.layers.{i}."
-        yield f"{m}input_layernorm.weight", "BF16", [2048], ("norm",)
-        yield f"{m}post_attention_layernorm.weight", "BF16", [2048], ("norm",)
+        yield f"{m}input_layernorm.weight", "BF16", [hidden], ("norm",)
+        yield f"{m}post_attention_layernorm.weight", "BF16", [hidden], ("norm",)
         if (i + 1) % 4 == 0:
             a = f"{m}self_attn."
-            yield from linear(f"{a}q_proj", 8192, 2048)
-            yield from linear(f"{a}k_proj", 512, 2048)
-            yield from linear(f"{a}v_proj", 512, 2048)
-            yield from linear(f"{a}o_proj", 2048, 4096)
-            yield f"{a}q_norm.weight", "BF16", [256], ("norm",)
-            yield f"{a}k_norm.weight", "BF16", [256], ("norm",)
+            yield from linear(f"{a}q_proj", 2 * size.heads * HEAD_DIM, hidden)
+            yield from linear(f"{a}k_proj", keys, hidden)
+            yield from linear(f"{a}v_proj", keys, hidden)
+            yield from linear(f"{a}o_proj", hidden, size.heads * HEAD_DIM)
+            yield f"{a}q_norm.weight", "BF16", [HEAD_DIM], ("norm",)
+            yield f"{a}k_norm.weight", "BF16", [HEAD_DIM], ("norm",)
         else:
             a = f"{m}linear_attn."
-            yield from linear(f"{a}in_proj_qkv", 8192, 2048)
-            yield from linear(f"{a}in_proj_z", 4096, 2048)
-            yield from linear(f"{a}in_proj_a", 32, 2048)
-            yield from linear(f"{a}in_proj_b", 32, 2048)
-            yield from linear(f"{a}out_proj", 2048, 4096)
-            yield f"{a}conv1d.weight", "BF16", [8192, 4, 1], ("taps",)
-            yield f"{a}A_log", "F32", [32], ("decay",)
-            yield f"{a}dt_bias", "BF16", [32], ("small",)
-            yield f"{a}norm.weight", "F32", [128], ("norm",)
-        f = f"{m}mlp."
-        yield from linear(f"{f}gate", experts, 2048, bits=8)
-        yield from linear(f"{f}shared_expert_gate", 1, 2048, bits=8)
-        yield from linear(f"{f}switch_mlp.gate_proj", 512, 2048, stack=(experts,))
-        yield from linear(f"{f}switch_mlp.up_proj", 512, 2048, stack=(experts,))
-        yield from linear(f"{f}switch_mlp.down_proj", 2048, 512, stack=(experts,))
-        yield from linear(f"{f}shared_expert.gate_proj", 512, 2048)
-        yield from linear(f"{f}shared_expert.up_proj", 512, 2048)
-        yield from linear(f"{f}shared_expert.down_proj", 2048, 512)
+            yield from linear(f"{a}in_proj_qkv", channels, hidden)
+            yield from linear(f"{a}in_proj_z", values, hidden)
+            yield from linear(f"{a}in_proj_a", size.value_heads, hidden)
+            yield from linear(f"{a}in_proj_b", size.value_heads, hidden)
+            yield from linear(f"{a}out_proj", hidden, values)
+            yield f"{a}conv1d.weight", "BF16", [channels, 4, 1], ("taps",)
+            yield f"{a}A_log", "F32", [size.value_heads], ("decay",)
+            yield f"{a}dt_bias", "BF16", [size.value_heads], ("small",)
+            yield f"{a}norm.weight", "F32", [LINEAR_DIM], ("norm",)
+        f = f"{m}mlp"
+        if not size.experts:
+            yield from mlp(f, size.ffn)
+            continue
+        yield from linear(f"{f}.gate", experts, hidden, bits=8)
+        yield from linear(f"{f}.shared_expert_gate", 1, hidden, bits=8)
+        yield from mlp(f"{f}.switch_mlp", size.expert_ffn, (experts,))
+        yield from mlp(f"{f}.shared_expert", size.expert_ffn)
 
 
 def fill(rng: np.random.Generator, shape: list[int], kind: tuple) -> np.ndarray:
@@ -131,14 +177,14 @@ def fill(rng: np.random.Generator, shape: list[int], kind: tuple) -> np.ndarray:
     return values
 
 
-def write(path: Path, layers: int, experts: int, vocab: int, seed: int = 0) -> None:
+def write(path: Path, layers: int, experts: int, vocab: int, seed: int = 0, size: str = DEFAULT) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config(layers, experts, vocab), indent=1))
+    (path / "config.json").write_text(json.dumps(config(layers, experts, vocab, SIZES[size]), indent=1))
     rng = np.random.default_rng(seed)
-    size = {"U32": 4, "BF16": 2, "F32": 4}
-    header, offset, plan = {"__metadata__": {"format": "mlx"}}, 0, list(tensors(layers, experts, vocab))
+    item = {"U32": 4, "BF16": 2, "F32": 4}
+    header, offset, plan = {"__metadata__": {"format": "mlx"}}, 0, list(tensors(layers, experts, vocab, SIZES[size]))
     for name, dtype, shape, _ in plan:
-        end = offset + int(np.prod(shape)) * size[dtype]
+        end = offset + int(np.prod(shape)) * item[dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
     raw = json.dumps(header).encode()
@@ -158,13 +204,16 @@ def write(path: Path, layers: int, experts: int, vocab: int, seed: int = 0) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
+    parser.add_argument("--size", choices=SIZES, default=DEFAULT)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--experts", type=int, default=256, help="of each layer, when the model has any")
     parser.add_argument("--vocab", type=int, default=32768)
     options = parser.parse_args()
-    write(options.path, options.layers, options.experts, options.vocab)
+    write(options.path, options.layers, options.experts, options.vocab, size=options.size)
     size = (options.path / "model.safetensors").stat().st_size
-    print(f"{options.path}: {size / 1e9:.2f} GB, {options.layers} layers, {options.experts} experts, vocabulary {options.vocab}")
+    print(
+        f"{options.path}: {size / 1e9:.2f} GB, {options.size}, {options.layers} layers, {options.experts if SIZES[options.size].experts else 0} experts, vocabulary {options.vocab}"
+    )
 
 
 if __name__ == "__main__":

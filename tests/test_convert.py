@@ -311,4 +311,6 @@ def test_mlx_lm_converts_to_the_same_tensors(tmp_path, bits, group):
     for name in one:
         left, right = one[name], other[name]
         assert (left.dtype, left.shape) == (right.dtype, right.shape)
-        assert values.read_bytes(str(left.path), left.offset, left.bytes) == values.read_bytes(str(right.path), right.offset, right.bytes), name
+        assert values.read_bytes(str(left.path), left.offset, left.bytes) == values.read_bytes(
+            str(right.path), right.offset, right.bytes
+        ), name

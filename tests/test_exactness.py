@@ -146,9 +146,10 @@ def test_sampled_tokens_of_any_plan_and_schedule(plan, sampling, monkeypatch):
 def test_the_shuffle_notices_a_missing_barrier(part):
     """Without barrier N some order of the merged stages gives other results: for most N, in at most six draws."""
     with load(MOE) as loaded:
-        ids, drops = prompt(MOE, 64), 0
+        ids, other, drops = prompt(MOE, 64), prompt(MOE, 300)[100:164], 0
 
         def outcome():
+            loaded.prefill(other).close()  # so that what is left in the workspace is not what this prompt writes
             session = loaded.prefill(ids)
             if part == "decode":
                 session.generate(max_tokens=2, **GREEDY)
@@ -164,7 +165,7 @@ def test_the_shuffle_notices_a_missing_barrier(part):
                 if outcome() != usual:
                     drops += 1
                     break
-        assert drops > 0.8 * len(barriers)
+        assert drops >= 0.9 * len(barriers), f"{drops} of {len(barriers)}"
         set_schedule(loaded, "shuffle:0")
         assert outcome() == usual
 
@@ -197,9 +198,7 @@ def test_every_instruction_set_computes_the_model(name, isa, monkeypatch):
         assert abs(found - usual).max() <= 1e-3
 
 
-@pytest.mark.skipif(
-    not {"avx2", "avx512"} <= set(native().testing.instruction_sets()), reason="this machine lacks AVX2 or AVX-512"
-)
+@pytest.mark.skipif(not {"avx2", "avx512"} <= set(native().testing.instruction_sets()), reason="this machine lacks AVX2 or AVX-512")
 @pytest.mark.parametrize("name", [MOE, DENSE])
 def test_avx2_and_avx512_read_a_prompt_to_the_same_bits(name, monkeypatch):
     found = []
@@ -220,7 +219,12 @@ def test_an_illegal_kernel_choice_is_an_error(value, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value", "error"),
-    [("LILY_THREADS", "0", ValueError), ("LILY_THREADS", "two", ValueError), ("LILY_PLAN", "fast", ValueError), ("LILY_SCHEDULE", "any", ValueError)],
+    [
+        ("LILY_THREADS", "0", ValueError),
+        ("LILY_THREADS", "two", ValueError),
+        ("LILY_PLAN", "fast", ValueError),
+        ("LILY_SCHEDULE", "any", ValueError),
+    ],
 )
 def test_a_bad_setting_in_the_environment_is_refused_at_load(name, value, error, monkeypatch):
     monkeypatch.setenv(name, value)

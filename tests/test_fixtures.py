@@ -82,6 +82,7 @@ def decode_one_by_one(session, ids):
     session.append(ids[:1])
     for token in ids[1:]:
         force(session, token)
+    session.logits()  # the last one is still pending
 
 
 GREEDY_CASES = [

@@ -51,9 +51,7 @@ def test_a_decode_step_and_a_chunk_execute_what_the_plan_says(name, plan, monkey
         session = loaded.session()
         chunk = executed(loaded, lambda: session.append([7] * planned.prefill["rows"]))
         assert chunk == {"submissions": 1, "dispatches": planned.prefill["dispatches"], "stages": planned.prefill["stages"]}
-        shorter, longer = (
-            executed(loaded, lambda n=n: loaded.prefill(prompt(name, 64)).generate(max_tokens=n, **GREEDY)) for n in (8, 9)
-        )
+        shorter, longer = (executed(loaded, lambda n=n: loaded.prefill(prompt(name, 64)).generate(max_tokens=n, **GREEDY)) for n in (8, 9))
         step = {key: longer[key] - shorter[key] for key in longer}
         assert step == {"submissions": 2, "dispatches": planned.decode["dispatches"], "stages": planned.decode["stages"]}
 

@@ -135,6 +135,15 @@ def test_a_checkpoint_that_is_quantised_stays_as_it_is():
         assert ready is weights
 
 
+def test_a_session_belongs_to_the_weights_that_made_it(tmp_path):
+    plain, four, again = (load(ORIGINAL, quantize=bits) for bits in (None, 4, 4))
+    assert len({plain.digest, four.digest}) == 2 and four.digest == again.digest
+    four.prefill(IDS).save(tmp_path / "session.lily")
+    assert np.array_equal(lily.Session.load(again, tmp_path / "session.lily").logits(), four.logits(IDS))
+    with pytest.raises(lily.SessionMismatchError):
+        lily.Session.load(plain, tmp_path / "session.lily")
+
+
 def test_blocks_cover_every_row_once(monkeypatch):
     monkeypatch.setattr(values, "_BLOCK_ELEMENTS", 700)
     for weight in weights_of(ORIGINAL):
@@ -193,7 +202,9 @@ def test_a_full_disk_is_said_clearly(monkeypatch):
         load(ORIGINAL, quantize=4)
 
 
-@pytest.mark.parametrize(("bits", "error"), [(3, ValueError), (16, ValueError), (0, ValueError), ("4", TypeError), (True, TypeError), (4.0, TypeError)])
+@pytest.mark.parametrize(
+    ("bits", "error"), [(3, ValueError), (16, ValueError), (0, ValueError), ("4", TypeError), (True, TypeError), (4.0, TypeError)]
+)
 def test_other_widths_are_refused(bits, error):
     with pytest.raises(error, match="expected 4, 8 or None"):
         load(ORIGINAL, quantize=bits)

@@ -52,8 +52,13 @@ NativeSession import_dict(NativeModel& m, Array<int32_t> tokens, Array<uint8_t> 
   for (const auto& a : states) image.states.emplace_back(a.data(), a.size());
   for (const auto& a : kv) image.kv.emplace_back(a.data(), a.size());
   for (nb::handle h : snapshots) {
-    nb::tuple p = nb::cast<nb::tuple>(h);
-    image.snapshots.push_back({nb::cast<uint32_t>(p[0]), nb::cast<uint32_t>(p[1]), nb::cast<bool>(p[2])});
+    try {
+      nb::tuple p = nb::cast<nb::tuple>(h);
+      if (p.size() != 3) throw nb::cast_error();
+      image.snapshots.push_back({nb::cast<uint32_t>(p[0]), nb::cast<uint32_t>(p[1]), nb::cast<bool>(p[2])});
+    } catch (const nb::cast_error&) {
+      throw InvalidArgument("saved session: snapshots are (position, state, marked)");
+    }
   }
   nb::gil_scoped_release release;
   return NativeSession{import_session(m.get(), image)};

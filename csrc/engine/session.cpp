@@ -84,21 +84,46 @@ void Session::consume_pending(const BufferPtr& logits, const Interrupt& interrup
   consumed_++;
 }
 
+namespace {
+
+// A row of the next chunk after which the state is kept.
+struct Stop {
+  uint32_t after;  // rows of the chunk
+  bool marked;
+};
+
+// Marks and regular positions in the `rows` tokens after `position`, ascending. A chunk carries LILY_MAX_SNAPSHOTS of them besides the one at its end; where
+// there are more, `rows` is cut at the next.
+std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vector<uint32_t>& marks, uint32_t& rows) {
+  std::vector<Stop> stops;
+  auto mark = std::upper_bound(marks.begin(), marks.end(), begin);
+  for (uint32_t at = 0; at < rows;) {
+    uint32_t regular = at + Session::kSnapshotInterval - (position + at) % Session::kSnapshotInterval;
+    uint32_t marked = mark != marks.end() ? *mark - begin : UINT32_MAX;
+    at = std::min(regular, marked);
+    if (at > rows) break;
+    if (at == marked) ++mark;
+    stops.push_back({at, at == marked});
+    if (stops.size() > LILY_MAX_SNAPSHOTS) rows = at;
+  }
+  return stops;
+}
+
+}  // namespace
+
 void Session::read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
                    const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks) {
   const Model& model = engine_->model();
   const uint32_t chunk = engine_->chunk();
-  size_t mark = 0;
+  tokens_.reserve(tokens_.size() + n + 1);
+  origins_.reserve(origins_.size() + n + 1);
   if (pending()) consume_pending(engine_->request_buffer(uint64_t(model.spec.vocab_size) * 4), interrupt);
   BufferPtr id_buffer = engine_->request_buffer(uint64_t(Engine::row_bucket(uint32_t(std::min<size_t>(chunk, n)), chunk)) * 4);
   if (progress) progress(0, n);
   for (size_t begin = 0; begin < n;) {
     // Borders lie on a grid of absolute positions, so that the regular snapshots are states at the end of a chunk and cost nothing.
     uint32_t rows = uint32_t(std::min<size_t>(chunk - consumed_ % chunk, n - begin));
-    rows = std::min(rows, kSnapshotInterval - consumed_ % kSnapshotInterval);
-    size_t first_mark = mark;
-    while (mark < marks.size() && marks[mark] < begin + rows && mark - first_mark < LILY_MAX_SNAPSHOTS) mark++;
-    if (mark < marks.size() && marks[mark] < begin + rows) rows = uint32_t(marks[mark] - begin);  // more marks than one chunk carries
+    const std::vector<Stop> stops = stops_within(consumed_, uint32_t(begin), marks, rows);
     reserve(consumed_ + rows);
     auto* record = reinterpret_cast<LilyStep*>(step_->host());
     *record = {};
@@ -110,22 +135,21 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
     bound.push_back({model.use.ids, id_buffer});
     if (rows_out) bound.push_back({model.use.rows_out, rows_out});
     std::vector<Snapshot> passed;
-    for (size_t i = first_mark; i < mark; i++) {
-      uint32_t after = uint32_t(marks[i] - begin);
+    for (const Stop& stop : stops) {
+      if (stop.after == rows) break;  // the state at the end, which is kept anyway
       StatePtr state = fresh_state();
-      record->snapshot_rows[record->n_snapshots] = after - 1;
+      record->snapshot_rows[record->n_snapshots] = stop.after - 1;
       bound.push_back({model.use.snapshots[record->n_snapshots++], *state});
-      passed.push_back({consumed_ + after, state, true});
+      passed.push_back({consumed_ + stop.after, state, stop.marked});
     }
     auto cancel = std::make_shared<std::atomic<bool>>(false);
     engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
     state_ = out;
     consumed_ += rows;
-    for (const Snapshot& s : passed) keep_snapshot(s.position, s.state, true);
-    bool marked = begin + rows == n || (mark < marks.size() && marks[mark] == begin + rows);
+    for (const Snapshot& s : passed) keep_snapshot(s.position, s.state, s.marked);
+    bool marked = begin + rows == n || (!stops.empty() && stops.back().after == rows && stops.back().marked);
     if (marked || consumed_ % kSnapshotInterval == 0) keep_snapshot(consumed_, state_, marked);
-    while (mark < marks.size() && marks[mark] <= begin + rows) mark++;
     tokens_.insert(tokens_.end(), ids + begin, ids + begin + rows);
     origins_.insert(origins_.end(), rows, Origin::read);
     begin += rows;

@@ -21,7 +21,7 @@ struct StepSymbols {
 };
 
 constexpr uint32_t kHeadRows = 64;  // rows of one head tile
-constexpr uint32_t kMaxChunk = 4096;
+constexpr uint32_t kMaxChunk = 16384;
 
 class Model {
  public:

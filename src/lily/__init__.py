@@ -28,6 +28,7 @@ from lily.errors import (
 if TYPE_CHECKING:
     from lily.config import ModelConfig
     from lily.device import DeviceInfo, devices
+    from lily.inspection import Inspection, inspect
     from lily.model import Model
     from lily.planning import Plan, plan
     from lily.results import Chunk, Generation, Memory, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Chunk": "results",
     "DeviceInfo": "device",
+    "Inspection": "inspection",
     "Generation": "results",
     "Memory": "results",
     "Model": "model",
@@ -56,6 +58,7 @@ _LAZY = {
     "Tokenizer": "tokenizer",
     "Usage": "results",
     "devices": "device",
+    "inspect": "inspection",
     "plan": "planning",
 }
 
@@ -68,6 +71,7 @@ __all__ = [
     "DeviceInfo",
     "GPUError",
     "Generation",
+    "Inspection",
     "LilyError",
     "Memory",
     "Model",
@@ -87,6 +91,7 @@ __all__ = [
     "Tokenizer",
     "Usage",
     "devices",
+    "inspect",
     "plan",
 ]
 

@@ -107,14 +107,14 @@ def check_names(tensors: Iterable[str], config: ModelConfig, where: object) -> N
         raise CheckpointError(
             f"{where}: {len(missing)} tensors are missing, the first is {missing[0]}; config.json describes "
             f"{config.num_layers} layers of {config.model_type}",
-            expected=missing, tensor=missing[0],
+            found="nothing of that name", expected=missing, tensor=missing[0],
         )  # fmt: skip
     known = {source for weight in weights_of(config) for source in _accepted(weight)}
     unknown = sorted(name for name in tensors if name not in known)
     if unknown:
         raise CheckpointError(
             f"{where}: {len(unknown)} tensors do not belong to a {config.model_type} model: {_some(unknown)}",
-            found=unknown, tensor=unknown[0],
+            found=unknown, expected=f"only the tensors of {config.num_layers} layers of {config.model_type}", tensor=unknown[0],
         )  # fmt: skip
 
 

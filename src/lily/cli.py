@@ -96,6 +96,36 @@ def plan(source: str, revision: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("model_id", metavar="ID")
+@click.option("--revision", help="Branch, tag or commit.")
+@click.option("--refresh", is_flag=True, help="Ask the Hub for updates even if a local copy is complete.")
+def pull(model_id: str, revision: str | None, refresh: bool) -> None:
+    """Download the Hub's model ID (owner/name), only the files that Lily needs, and print where it is.
+
+    The configuration is checked before any weight is downloaded; an interrupted download goes on where it was.
+    """
+    from lily import hub
+
+    if hub.local_directory(model_id) is not None:
+        raise click.UsageError(f"{model_id} is a directory; pull takes a Hub id")
+    click.echo(str(hub.resolve(model_id, revision=revision, refresh=refresh)))
+
+
+@cli.command("inspect")
+@click.argument("source")
+@click.option("--revision", help="Branch, tag or commit of a Hub id.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect_command(source: str, revision: str | None, as_json: bool) -> int:
+    """Is SOURCE (a directory or a downloaded Hub id) whole and sane? Exits 0 if so, else 1."""
+    report = lily.inspect(source, revision=revision)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        click.echo(str(report))
+    return 0 if report.ok else 1
+
+
+@cli.command()
 @click.argument("source")
 @click.argument("destination", type=click.Path())
 @click.option("--bits", type=click.Choice(["2", "3", "4", "5", "6", "8"]), default="4", show_default=True, help="Bits of a code.")

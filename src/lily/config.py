@@ -268,6 +268,7 @@ def _rope(text: _Fields, head_dim: int) -> tuple[int, float]:
             # "mrope" is the multimodal form; for text its three positions are equal.
             kind = text.mapping(section).get(name)
             _require(f"{section}.{name}", kind, (None, "default", "mrope"), '"default" (no YaRN or other scaling)')
+        _require(f"{section}.factor", text.mapping(section).get("factor"), (None, 1, 1.0), "none (no YaRN or other scaling)")
     partial = rope.number("partial_rotary_factor", 0.0, 1.0, default=0.25)
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2:

@@ -123,7 +123,9 @@ class _Item:
             return cls(weight, None, {"weight": (f"{name}.weight", "BF16", [*lead, cols])})
         groups = [*lead, cols // packing.group]
         codes = (f"{name}.weight", "U32", [*lead, cols * packing.bits // 32])
-        return cls(weight, packing, {"weight": codes, "scales": (f"{name}.scales", "BF16", groups), "biases": (f"{name}.biases", "BF16", groups)})
+        return cls(
+            weight, packing, {"weight": codes, "scales": (f"{name}.scales", "BF16", groups), "biases": (f"{name}.biases", "BF16", groups)}
+        )
 
     @property
     def elements(self) -> int:
@@ -250,9 +252,7 @@ def _check_room(partial: Path, shards: list[_Shard]) -> None:
         raise LilyError(f"{partial}: {needed} bytes are to be written, {free} are free on that disk")
 
 
-def _write_rest(
-    source: Path, partial: Path, config: ModelConfig, items: list[_Item], shards: list[_Shard], default: Packing
-) -> None:
+def _write_rest(source: Path, partial: Path, config: ModelConfig, items: list[_Item], shards: list[_Shard], default: Packing) -> None:
     """Configuration, index, tokenizer and template."""
     for name in _COPIED:
         if (source / name).is_file():

@@ -13,7 +13,7 @@ from lily.checkpoint import INDEX, check_names, find_files, is_used, read_index,
 from lily.config import ModelConfig
 from lily.errors import CheckpointError, LilyError
 from lily.names import canonical
-from lily.progress import Progress, visible
+from lily.progress import Progress, Report, visible
 
 _ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 SMALL_FILES = [
@@ -33,7 +33,15 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None, refr
         return directory
     repo = os.fspath(source)
     snapshot = None if refresh else local_snapshot(repo, revision)
-    return snapshot if snapshot is not None else _download(repo, revision, progress)
+    if snapshot is not None:
+        return snapshot
+    try:
+        return _download(repo, revision, progress)
+    except CheckpointError as error:
+        broken = _describe_partial(repo, revision)
+        if not broken:
+            raise
+        raise CheckpointError(f"{error}; {broken}", found=error.found, expected=error.expected, tensor=error.tensor) from error
 
 
 def local_directory(source: str | os.PathLike[str]) -> Path | None:
@@ -63,9 +71,9 @@ def cached_snapshot(repo: str, revision: str | None) -> Path | None:
 
     try:
         found = snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=SMALL_FILES + WEIGHT_PATTERNS)
-    except Exception:  # not cached; the classes differ between versions of the library
-        return None
-    return Path(str(found))
+    except Exception as error:  # not cached, or not with every file; the classes differ between versions of the library
+        found = getattr(error, "snapshot_path", None)
+    return None if found is None else Path(str(found))
 
 
 def is_complete(directory: Path) -> bool:
@@ -81,6 +89,19 @@ def lacking(directory: Path) -> dict[str, int | None]:
     result: dict[str, int | None] = {name: None for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()}
     present, absent = find_files(directory, read_index(directory))
     return result | dict.fromkeys(absent) | shortfalls(directory, present)
+
+
+def _describe_partial(repo: str, revision: str | None) -> str | None:
+    """In words, what the local copy of a Hub id lacks; None without one, or when it is whole."""
+    path = cached_snapshot(repo, revision)
+    if path is None:
+        return None
+    try:
+        missing = lacking(path)
+    except CheckpointError as error:
+        return str(error)
+    listed = [f"{name} lacks {'all' if count is None else count} bytes" for name, count in missing.items()]
+    return f"the local copy {path} is incomplete: {', '.join(listed)}" if listed else None
 
 
 def find_config(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -117,7 +138,9 @@ def _download(repo: str, revision: str | None, progress: Progress) -> Path:
     directory = _fetch(repo, revision, [name for name in SMALL_FILES if name in sizes], sizes, progress=False)
     if "tokenizer.json" not in sizes:
         raise CheckpointError(f"{repo}: the repository has no tokenizer.json", expected="tokenizer.json")
-    _fetch(repo, revision, _weight_files(repo, directory, config, sizes), sizes, progress=progress)
+    weights = _weight_files(repo, directory, config, sizes)
+    _fetch(repo, revision, weights, sizes, progress=progress)
+    _mend(repo, revision, directory, {name: sizes[name] for name in weights})
     return directory
 
 
@@ -138,22 +161,47 @@ def _weight_files(repo: str, directory: Path, config: ModelConfig, sizes: dict[s
 
 def _fetch(repo: str, revision: str | None, files: list[str], sizes: dict[str, int], *, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
+
+    total = sum(sizes[name] for name in files)
+    bars = None if progress is True and visible() else _counter(progress if callable(progress) else None, total)
+    with _hub_errors(repo, revision):
+        path = snapshot_download(repo, revision=revision, allow_patterns=files, tqdm_class=bars)
+    if callable(progress):
+        progress("download", total, total)
+    return Path(str(path))
+
+
+def _counter(report: Report | None, total: int) -> Any:
+    """A silent progress bar for the library that passes bytes on to `report`."""
     from tqdm.auto import tqdm
 
-    class Silent(tqdm):  # type: ignore[type-arg]
+    class Counter(tqdm):  # type: ignore[type-arg]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counted = kwargs.get("initial") or 0
+            self._counts = report is not None and kwargs.get("unit") == "B"
             super().__init__(*args, **(kwargs | {"disable": True}))
 
-    bars = None if progress is True and visible() else Silent
-    batches = [[name] for name in files] if callable(progress) else [files]
-    done, total = 0, sum(sizes[name] for name in files)
-    with _hub_errors(repo, revision):
-        for batch in batches:
-            path = snapshot_download(repo, revision=revision, allow_patterns=batch, tqdm_class=bars)
-            done += sum(sizes[name] for name in batch)
-            if callable(progress):
-                progress("download", done, total)
-    return Path(str(path))
+        def update(self, n: float | None = 1) -> None:
+            if self._counts and report is not None:
+                self._counted += int(n or 0)
+                report("download", min(self._counted, total), total)
+
+    return Counter
+
+
+def _mend(repo: str, revision: str | None, directory: Path, sizes: dict[str, int]) -> None:
+    """Download again what has another size than on the Hub: the library trusts any file that is there."""
+    from huggingface_hub import hf_hub_download
+
+    def wrong() -> dict[str, int]:
+        return {name: size - (directory / name).stat().st_size for name, size in sizes.items() if (directory / name).stat().st_size != size}
+
+    for name in wrong():
+        with _hub_errors(repo, revision):
+            hf_hub_download(repo, name, revision=revision, force_download=True)
+    if left := wrong():
+        listed = ", ".join(f"{name} lacks {count} bytes" for name, count in left.items())
+        raise CheckpointError(f"{repo}: the download in {directory} is incomplete: {listed}", found=left, expected=sizes)
 
 
 @contextmanager
@@ -165,7 +213,9 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
         raise
     except Exception as error:
         kinds = {kind.__name__ for kind in type(error).__mro__}
-        if "GatedRepoError" in kinds:
+        if "OfflineModeIsEnabled" in kinds:
+            what = "not complete on this disk, and HF_HUB_OFFLINE forbids to download it"
+        elif "GatedRepoError" in kinds:
             what = "access is restricted; accept its terms on the Hub and log in with `hf auth login`"
         elif "RepositoryNotFoundError" in kinds:
             what = "no such repository on the Hub, or it is private (log in with `hf auth login`)"

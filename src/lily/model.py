@@ -61,6 +61,7 @@ class Model:
     _sessions: weakref.WeakSet[Session]  # open ones, closed with the model
     _directory: Path | None
     _digest: str | None
+    _quantize: int | None
     _progress: Progress
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class Model:
         with reporting(progress) as report, staged(weights, quantize=quantize, memory_limit=memory_limit, report=report) as ready:
             engine = native().Model(config.spec(), ready, device, limit, memory_limit, report)
         model = cls._from_native(engine, **parts)
-        model._directory = directory
+        model._directory, model._quantize = directory, quantize
         return model
 
     @classmethod
@@ -148,6 +149,7 @@ class Model:
         self._sessions = weakref.WeakSet()
         self._directory = None
         self._digest = None
+        self._quantize = None
         self._progress = progress
         self.config = config
         self.tokenizer = tokenizer
@@ -168,7 +170,8 @@ class Model:
         if self._digest is None:
             if self._directory is None:
                 raise ValueError("a model that was not loaded from files has no digest")
-            self._digest = model_digest(self._directory, self.config.raw)
+            loaded_as = {"quantize": self._quantize} if self._quantize else {}
+            self._digest = model_digest(self._directory, {**self.config.raw, **loaded_as})
         return self._digest
 
     @property

@@ -64,7 +64,7 @@ def _packing(entry: Mapping[str, Any], where: str) -> Packing:
     """Missing values are those of affine mode, as MLX has it, not the block's."""
     mode = entry.get("mode", "affine")
     if mode != "affine":
-        raise _bad(f"{where}.mode", mode, '"affine"')
+        raise _bad(f"{where}.mode", mode, '"affine" with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128')
     bits, group = entry.get("bits", 4), entry.get("group_size", 64)
     if type(bits) is not int or bits not in BITS:
         raise _bad(f"{where}.bits", bits, f"one of {BITS}")

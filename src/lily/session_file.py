@@ -96,8 +96,11 @@ def load(model: Model, path: str | os.PathLike[str]) -> Any:
             )
     mapped = np.memmap(source, np.uint8, "r")
     arrays = {name: _array(mapped, tensor) for name, tensor in tensors.items()}
-    damaged = [name for name, crc in _checksums(arrays).items() if header.get("crc32", {}).get(name) != crc]
-    if damaged or set(arrays) != set(header.get("crc32", {})):
+    expected_sums = header.get("crc32")
+    if not isinstance(expected_sums, dict):
+        raise SessionMismatchError(f"{source} is damaged: its metadata holds no checksums")
+    damaged = [name for name, crc in _checksums(arrays).items() if expected_sums.get(name) != crc]
+    if damaged or arrays.keys() != expected_sums.keys():
         raise SessionMismatchError(f"{source} is damaged: {', '.join(damaged) or 'tensors are missing'}")
     try:
         states = [arrays[f"state.{i}"] for i in range(header["states"])]

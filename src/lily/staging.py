@@ -99,8 +99,9 @@ class _Plan:
         if self.packing is not None:
             write_matrix(self.weight, self.packing, target, self.places, advance)
             return
-        for name, place in self.places.items():
-            _write_scales(self.weight["name"], name, self.weight["parts"][name], target, place)
+        for kind, place in self.places.items():
+            for before, bits in _bf16_blocks(self.weight, kind):
+                write_at(target, bits, place + before)
         advance(self.elements)
 
     def result(self, path: str, file_bytes: int) -> dict[str, Any]:
@@ -116,21 +117,31 @@ class _Plan:
         return self.weight | changes
 
 
-def _write_scales(name: str, kind: str, part: Mapping[str, Any], target: int, place: int) -> None:
-    """Scales (or biases) as bfloat16; refused unless each is one exactly, for the kernels have no other kind."""
+def check_scales(weight: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` unless scales and biases of a quantised matrix are bfloat16, or each equals one."""
+    for kind in ("scales", "biases"):
+        if weight["parts"][kind]["dtype"] != "BF16":
+            for _ in _bf16_blocks(weight, kind):
+                pass
+
+
+def _bf16_blocks(weight: Mapping[str, Any], kind: str) -> Iterator[tuple[int, Any]]:
+    """Scales (or biases) in float16 or float32 as bfloat16: `(bytes before, bits)`. Others the kernels cannot read."""
+    part, name = weight["parts"][kind], f"{weight['name']}.{kind}"
     dtype = np.dtype("<f2" if part["dtype"] == "F16" else "<f4")
     for start in range(0, part["bytes"], _BLOCK_BYTES):
         size = min(_BLOCK_BYTES, part["bytes"] - start)
         values = np.frombuffer(read_bytes(part["file"], part["offset"] + start, size), dtype).astype(np.float32)
-        bits = to_bf16(values)
-        inexact = from_bf16(bits) != values
+        finite = np.isfinite(values)
+        bits = to_bf16(np.where(finite, values, np.float32(0)))
+        inexact = (from_bf16(bits) != values) | ~finite
         if inexact.any():
             raise CheckpointError(
-                f"tensor {name}.{kind}: {part['dtype']} values such as {values[inexact][0]:g} are not bfloat16, and Lily's kernels "
-                "read bfloat16 only; convert the unquantised checkpoint with `lily convert`, or use a bfloat16 one",
-                found=part["dtype"], expected="BF16, or values that it holds exactly", tensor=f"{name}.{kind}",
+                f"tensor {name}: {part['dtype']} values such as {values[inexact][0]:g} are not bfloat16, and Lily's kernels read "
+                "bfloat16 only; convert the unquantised checkpoint with `lily convert`, or use a bfloat16 one",
+                found=part["dtype"], expected="BF16, or values that it holds exactly", tensor=name,
             )  # fmt: skip
-        write_at(target, bits, place + start // dtype.itemsize * 2)
+        yield start // dtype.itemsize * 2, bits
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def _is_original(tensors: Mapping[str, Tensor]) -> bool:
         name = next(iter(shapes))
         raise CheckpointError(
             f"tensor {name}: some convolutions are converted ([C, 4, 1]) and some are original ([C, 1, 4])",
-            found=shapes[name], tensor=name,
+            found=shapes[name], expected="one layout for all", tensor=name,
         )  # fmt: skip
     return kinds == {True}
 
@@ -116,6 +116,8 @@ def _linear(weight: Linear, tensors: Mapping[str, Tensor]) -> tuple[dict[str, An
             raise _bad(biases, "companion", "no scales", f"{weight.name}.scales")
         _expect_shape(codes, weight.shape)
         return _entry(weight, {"format": _float(codes)}, parts={"weight": _part(codes)}), None
+    if scales.dtype not in _FLOATS:
+        raise _bad(scales, "dtype", scales.dtype, "BF16 (affine mode; mxfp4, mxfp8 and nvfp4 are not supported)")
     if biases is None:
         raise _bad(scales, "companion", "no biases", f"{weight.name}.biases (affine mode)")
     packing = _infer(weight, codes, scales, biases)
@@ -127,8 +129,6 @@ def _infer(weight: Linear, codes: Tensor, scales: Tensor, biases: Tensor) -> Pac
     """Bits from the packed width, group from the number of scales in a row."""
     if codes.dtype != "U32":
         raise _bad(codes, "dtype", codes.dtype, "U32 codes")
-    if scales.dtype not in _FLOATS:
-        raise _bad(scales, "dtype", scales.dtype, "BF16, F16 or F32 scales (affine mode)")
     if biases.dtype != scales.dtype:
         raise _bad(biases, "dtype", biases.dtype, f"{scales.dtype}, as the scales have")
     lead = weight.shape[:-1]

@@ -93,17 +93,18 @@ std::vector<Case> linear_cases() {
       if (!fits(format, K)) continue;
       for (uint32_t rows : kRows) {
         turn++;
-        // The formats with kernels of their own meet every pair of shapes, the others every row count and every depth.
+        // The formats with kernels of their own meet every row count at the depths around a step, everything else some of them.
         const bool own = format.kind == LILY_W_BF16 || (format.group == 64 && (format.bits == 4 || format.bits == 8));
-        if (turn % 7 != (own ? turn % 7 : 0) || (K == 2048 && turn % 3)) continue;
+        if (!(own && K <= 192) && turn % 7 != 0) continue;
         Shape s{std::string(name) + " " + std::to_string(rows) + "x" + std::to_string(K), format, K, rows, turn};
         add_gemv(cases, r, s);
         add_norm_gemv(cases, r, s);
-        if (K == 2048 && rows > 17) continue;
-        add_gemm(cases, r, s, K == 2048 ? 3 : kRows[turn / 7 % 7]);
+        if (own && K == 192) add_gemm(cases, r, s, kRows[turn % 7]);
+        else if (turn % 3 == 0 && K < 2048) add_gemm(cases, r, s, kRows[turn % 4]);
       }
     }
   }
+  for (uint32_t T : {1u, 3u}) add_gemm(cases, r, {"4g64 17x2048", format_of("4g64"), 2048, 17, T}, T);
   // more rows than one pass over the weights takes
   add_gemm(cases, r, {"4g64 33x64", format_of("4g64"), 64, 33, 1}, 257);
 
