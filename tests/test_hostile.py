@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -167,7 +168,9 @@ def checkpoint_is_run_or_refused(edits, rename):
         name = NAMES[name_index % len(NAMES)]
         header[name][part] = field_value(name, part, kind, amount)
     if rename is not None:
-        one, other = NAMES[rename[0] % len(NAMES)], NAMES[rename[1] % len(NAMES)]
+        one = NAMES[rename[0] % len(NAMES)]
+        alike = [name for name in NAMES if HEADER[name]["shape"] == HEADER[one]["shape"]] if rename[2] else NAMES
+        other = alike[rename[1] % len(alike)]
         header[one], header[other] = header[other], header[one]
     text = json.dumps(header).encode()
     with tempfile.TemporaryDirectory() as folder:
@@ -200,8 +203,37 @@ edits = st.lists(
     st.tuples(st.integers(0, 500), st.sampled_from(PARTS), st.sampled_from(["shift", "scale", "swap", "merge"]), st.integers(-3000, 3000)),
     max_size=3,
 )
-swaps = st.one_of(st.none(), st.tuples(st.integers(0, 500), st.integers(0, 500)))
+swaps = st.one_of(st.none(), st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()))
 prove("any_change_to_a_whole_header", 60, checkpoint_is_run_or_refused, edits, swaps)
+
+
+def any_values_are_computed_with(spans, temperature):
+    """NaN, infinity and noise in the tensors: what comes out is a token of the vocabulary or a typed error."""
+    data = bytearray(RAW)
+    for start, length, fill in spans:
+        start = 8 + HEADER_BYTES + start % len(DATA)
+        length = min(length, len(RAW) - start)
+        data[start : start + length] = (fill * length)[:length] if fill else random.Random(length).randbytes(length)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copyfile(FIXTURES / MOE / name, Path(folder) / name)
+        (Path(folder) / "model.safetensors").write_bytes(data)
+        with lily.Model.from_pretrained(folder, progress=False) as model:
+            try:
+                answer = model.generate([1, 2, 3], max_tokens=2, temperature=temperature, seed=1, ignore_eos=True, logprobs=3)
+                assert all(0 <= token < CONFIG.vocab_size for token in answer.tokens)
+                model.score([1, 2, 3])
+            except LilyError:
+                pass
+        lily.inspect(folder)
+
+
+spans = st.lists(
+    st.tuples(st.integers(0, 1 << 24), st.integers(1, 1 << 19), st.sampled_from([b"\xff", b"\x80\x7f", b"\x80\xff", b"\0", b"\x7f", b""])),
+    min_size=1,
+    max_size=4,
+)
+prove("any_values", 40, any_values_are_computed_with, spans, st.sampled_from([0.0, 1.0]))
 
 
 @settings(max_examples=40, deadline=None)

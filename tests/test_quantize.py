@@ -208,3 +208,11 @@ def test_a_full_disk_is_said_clearly(monkeypatch):
 def test_other_widths_are_refused(bits, error):
     with pytest.raises(error, match="expected 4, 8 or None"):
         load(ORIGINAL, quantize=bits)
+
+
+def test_the_command_line_takes_it_too():
+    command = [sys.executable, "-m", "lily", "generate", "Hello", "-m", str(FIXTURES / ORIGINAL), "-n", "2", "--json", "--quantize"]
+    good = subprocess.run([*command, "4"], capture_output=True, text=True)
+    assert good.returncode == 0 and good.stderr == ""
+    bad = subprocess.run([*command, "5"], capture_output=True, text=True)
+    assert bad.returncode == 1 and "quantize is 5, expected 4, 8 or None" in bad.stderr

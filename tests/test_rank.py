@@ -54,7 +54,7 @@ def test_the_prompt_is_read_once():
 
     from types import SimpleNamespace
 
-    from lily.ranking import rank
+    from lily.scoring import rank
 
     shim = SimpleNamespace(_ids=loaded._ids, tokenizer=loaded.tokenizer, config=loaded.config, max_context=loaded.max_context,
                            session=lambda: Counted(loaded.session()))  # fmt: skip

@@ -27,6 +27,7 @@ _model_options = [
     click.option("--device", default="auto", show_default=True, help="A name listed by `lily devices`."),
     click.option("--max-context", type=click.IntRange(min=1), help="Most tokens of a session."),
     click.option("--memory-limit", type=click.IntRange(min=1), help="Bytes for weights, state and workspace."),
+    click.option("--quantize", type=int, help="4 or 8: pack unquantised matrices at load."),
 ]
 _sampling_options = [
     click.option("--temperature", type=float, help="0 is greedy; left out, the checkpoint's value."),
@@ -76,7 +77,7 @@ def generate(prompt: str, as_json: bool, stop: tuple[str, ...], **options: Any) 
 
 
 def _load(options: dict[str, Any]) -> lily.Model:
-    names = ("revision", "refresh", "device", "max_context", "memory_limit")
+    names = ("revision", "refresh", "device", "max_context", "memory_limit", "quantize")
     loading = {name: options.pop(name) for name in names}
     source = options.pop("model")
     return lily.Model.demo(**loading) if source is None else lily.Model.from_pretrained(source, **loading)

@@ -9,6 +9,7 @@ __all__ = [
     "DeviceError",
     "GPUError",
     "LilyError",
+    "MessageError",
     "OutOfMemoryError",
     "SamplingError",
     "SessionMismatchError",
@@ -116,6 +117,22 @@ class TemplateError(LilyError):
     ...     print(error)
     the chat template refused these messages: no question
     """
+
+
+class MessageError(TemplateError, ValueError):
+    """A message, a tool or another part of a chat request cannot be used; `path` is its place, as in `messages[0].role`.
+
+    >>> import lily
+    >>> try:
+    ...     lily.Model.demo().chat([{"role": "narrator", "content": "Hi"}])
+    ... except lily.MessageError as error:
+    ...     print(error.path)
+    messages[0].role
+    """
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message if path is None else f"{path} {message}")
+        self.path = path
 
 
 class SamplingError(LilyError, ValueError):

@@ -13,6 +13,7 @@ from lily.checkpoint import find_files, read_index, shortfalls
 from lily.config import ModelConfig, read_json
 from lily.errors import CheckpointError, LilyError
 from lily.inspection_checks import check_values, contents, skipped_tensors
+from lily.loading import check_vocabulary
 from lily.planning import CONTEXTS, plan
 from lily.template import ChatTemplate
 from lily.tokenizer import Tokenizer
@@ -138,10 +139,7 @@ class _Inspector:
 
     def _text(self, config: ModelConfig) -> None:
         tokenizer = Tokenizer.from_directory(self.directory)
-        if len(tokenizer) > config.vocab_size:
-            self.problems.append(
-                f"tokenizer.json has ids up to {len(tokenizer) - 1}, the model has {config.vocab_size}: not of one checkpoint"
-            )
+        self._try(lambda: check_vocabulary(tokenizer, config))
         path = self.directory / "generation_config.json"
         generation = read_json(path) if path.is_file() else {}
         text_config = config.raw.get("text_config")

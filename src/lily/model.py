@@ -13,14 +13,15 @@ from lily import hub
 from lily._engine import native
 from lily.config import ModelConfig, read_json
 from lily.device import DeviceInfo, device_info
-from lily.errors import CheckpointError, TemplateError
+from lily.errors import TemplateError
 from lily.generation import Run, collect
+from lily.loading import check_bits, check_positive, check_vocabulary
 from lily.progress import Progress, reporting
 from lily.prompts import is_batch, to_ids
-from lily.ranking import rank
 from lily.request import Request, takes_options
 from lily.results import Chunk, Generation, Memory, Ranked, Score
 from lily.sampling import Sampling
+from lily.scoring import rank, score
 from lily.session import Session
 from lily.session_file import model_digest
 from lily.staging import staged
@@ -95,9 +96,9 @@ class Model:
         >>> model.max_context
         512
         """
-        _check_positive("max_context", max_context)
-        _check_positive("memory_limit", memory_limit)
-        _check_bits(quantize)
+        check_positive("max_context", max_context)
+        check_positive("memory_limit", memory_limit)
+        check_bits(quantize)
         directory = hub.resolve(source, revision=revision, refresh=refresh, progress=progress)
         config = ModelConfig.from_file(directory)
         if max_context is not None and max_context > config.max_context:
@@ -112,7 +113,7 @@ class Model:
             "source": str(source),
             "progress": progress,
         }
-        _check_vocabulary(parts["tokenizer"], config)
+        check_vocabulary(parts["tokenizer"], config)
         limit = max_context if max_context is not None else config.max_context
         with reporting(progress) as report, staged(weights, quantize=quantize, memory_limit=memory_limit, report=report) as ready:
             engine = native().Model(config.spec(), ready, device, limit, memory_limit, report)
@@ -289,19 +290,7 @@ class Model:
         >>> lily.Model.demo().score([5, 6, 7, 8, 9], window=2).logprobs.shape
         (4,)
         """
-        import numpy as np
-
-        ids = self._ids(prompt)
-        if len(ids) < 2:
-            raise ValueError("score needs at least two tokens: it predicts each from those before it")
-        _check_positive("window", window)
-        step = window if window is not None else len(ids)
-        pieces = []
-        for start in range(0, len(ids) - 1, step):
-            with self.session() as session:
-                # The last id of a window is only predicted: its own row predicts nothing.
-                pieces.append(session._native.append_rows(ids[start : start + step + 1], "score", None)[:-1])
-        return Score(np.concatenate(pieces).astype(np.float32, copy=False))
+        return score(self, prompt, window)
 
     def rank(self, prompt: Prompt, choices: Sequence[Prompt]) -> list[Ranked]:
         """Continuations of a prompt, likeliest first, by the sum of their tokens' log-probabilities; ties by index.
@@ -405,28 +394,3 @@ class Model:
 
     def _request(self, options: Mapping[str, Any]) -> Request:
         return Request.make(self.defaults, self.config.vocab_size, options)
-
-
-def _check_positive(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}, expected a positive integer or None")
-    if value < 1:
-        raise ValueError(f"{name} is {value}, expected a positive integer or None")
-
-
-def _check_bits(bits: int | None) -> None:
-    if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int)):
-        raise TypeError(f"quantize is {bits!r}, expected 4, 8 or None")
-    if bits not in (None, 4, 8):
-        raise ValueError(f"quantize is {bits}, expected 4, 8 or None")
-
-
-def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    if len(tokenizer) > config.vocab_size:
-        raise CheckpointError(
-            f"tokenizer.json has ids up to {len(tokenizer) - 1}, but the model's vocabulary has {config.vocab_size}; "
-            "the files are not of one checkpoint",
-            found=len(tokenizer), expected=config.vocab_size, tensor="embed_tokens",
-        )  # fmt: skip

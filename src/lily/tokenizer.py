@@ -50,7 +50,9 @@ class Tokenizer:
             raise CheckpointError(f"{path}: missing; Lily needs the tokenizer in this form", expected="tokenizer.json")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception, or a panic that is none
             raise CheckpointError(f"{path}: cannot be read as a tokenizer ({error})") from error
         extra = directory / "tokenizer_config.json"
         return cls(backend, read_json(extra) if extra.is_file() else None)

@@ -1,4 +1,4 @@
-"""`Model.rank`: how likely each of several continuations is, after a prompt that is read once."""
+"""`Model.score` and `Model.rank`: how likely texts are, through the prefill path."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lily.errors import ContextOverflowError
+from lily.loading import check_positive
 from lily.prompts import to_ids
-from lily.results import Ranked
+from lily.results import Ranked, Score
 
 if TYPE_CHECKING:
     from lily.model import Model
     from lily.prompts import Prompt
+
+
+def score(model: Model, prompt: Prompt, window: int | None) -> Score:
+    """Log-probability of every token but the first; see `Model.score`."""
+    ids = model._ids(prompt)
+    if len(ids) < 2:
+        raise ValueError("score needs at least two tokens: it predicts each from those before it")
+    check_positive("window", window)
+    step = window if window is not None else len(ids)
+    pieces = []
+    for start in range(0, len(ids) - 1, step):
+        with model.session() as session:
+            # The last id of a window is only predicted: its own row predicts nothing.
+            pieces.append(session._native.append_rows(ids[start : start + step + 1], "score", None)[:-1])
+    return Score(np.concatenate(pieces).astype(np.float32, copy=False))
 
 
 def rank(model: Model, prompt: Prompt, choices: Sequence[Prompt]) -> list[Ranked]:
