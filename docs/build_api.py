@@ -19,13 +19,14 @@ from lily.cli import cli
 PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Models": ["Model"],
-    "Sessions": ["Session", "Rewind"],
+    "Chat": ["Message", "MessageDelta", "ToolCall", "ToolCallDelta"],
+    "Sessions": ["Session", "Rewind", "SessionStore", "Reuse"],
     "Sampling": ["Sampling"],
     "Results": ["Generation", "Chunk", "TokenLogprob", "Usage", "Timing", "Score", "Ranked", "Memory"],
     "Planning and devices": ["plan", "Plan", "devices", "DeviceInfo"],
     "Checkpoints": ["inspect", "Inspection", "ModelConfig", "Tokenizer"],
     "Errors": [
-        "LilyError", "CheckpointError", "DeviceError", "GPUError", "OutOfMemoryError", "ContextOverflowError", "TemplateError",
+        "LilyError", "CheckpointError", "DeviceError", "GPUError", "OutOfMemoryError", "ContextOverflowError", "TemplateError", "MessageError",
         "SamplingError", "SessionMismatchError", "CancelledError",
     ],
 }  # fmt: skip
@@ -57,7 +58,8 @@ def entry(name: str, value: Any) -> list[str]:
     parts = [f"### class lily.{name}\n", text(value)]
     if dataclasses.is_dataclass(value):
         parts.append("Fields: " + ", ".join(f"`{f.name}: {f.type}`" for f in dataclasses.fields(value)) + ".\n")
-    for attribute, member in vars(value).items():
+    members = [item for base in value.__mro__ if base.__module__.startswith("lily") for item in vars(base).items()]
+    for attribute, member in members:
         if attribute.startswith("_"):
             continue
         if isinstance(member, property):

@@ -141,9 +141,9 @@ def _write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]], *, odd:
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values()))
 
 
-def tiny(target: Path, *, context: int) -> Path:
+def tiny(target: Path, *, context: int, vocab: int = 512) -> Path:
     """A dense model of random bf16 weights with one layer of each kind and one head of 256 dims: fast at long prompts."""
-    hidden, vocab, head, key = 64, 512, 256, 16
+    hidden, head, key = 64, 256, 16
     config = {
         "model_type": "qwen3_5", "hidden_size": hidden, "num_hidden_layers": 2, "vocab_size": vocab, "intermediate_size": 64,
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": head, "tie_word_embeddings": True,

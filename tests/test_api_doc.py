@@ -11,7 +11,7 @@ import pytest
 import lily
 from lily import _engine
 
-MODULES = ["text", "tokenizer", "testing"]
+MODULES = ["messages", "reasoning", "text", "tokenizer", "testing"]
 native_missing = pytest.mark.skipif(_engine._native is None, reason="the native extension is not built")
 
 
@@ -20,8 +20,9 @@ def public():
     for name in lily.__all__:
         value = getattr(lily, name)
         yield name, value
-        if name in ("Model", "Session"):
-            for attribute, member in vars(value).items():
+        if name in ("Model", "Session", "SessionStore"):
+            members = {attribute: member for base in reversed(value.__mro__[:-1]) for attribute, member in vars(base).items()}
+            for attribute, member in members.items():
                 if not attribute.startswith("_") and (callable(member) or isinstance(member, (property, classmethod))):
                     yield f"{name}.{attribute}", inspect.unwrap(getattr(value, attribute))
 
@@ -67,11 +68,14 @@ def run(tests):
         assert not output, "".join(output)
 
 
-@pytest.mark.parametrize("name", ["Model.generate", "Model.stream", "Session.generate", "Session.stream"])
+@pytest.mark.parametrize(
+    "name",
+    ["Model.generate", "Model.stream", "Model.chat", "Model.stream_chat", "Model.astream_chat", "Session.generate", "Session.stream"],
+)
 def test_the_options_are_in_the_signature(name):
     parameters = inspect.signature(NAMES[name]).parameters
     assert {"max_tokens", "max_new_tokens", "stop", "logprobs", "temperature", "seed", "sampling"} <= set(parameters)
-    assert all(p.kind is p.KEYWORD_ONLY for n, p in parameters.items() if n not in ("self", "prompt"))
+    assert all(p.kind is p.KEYWORD_ONLY for n, p in parameters.items() if n not in ("self", "prompt", "messages"))
 
 
 def test_unknown_names_are_attribute_errors():

@@ -166,10 +166,8 @@ TOOLS = [{"type": "function", "function": {"name": "get_time"}}]
 
 @pytest.mark.parametrize("template", [None, STRICT], ids=["shipped", "strict"])
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
-@pytest.mark.parametrize("length", range(1, len(CHAT) + 1))
+@pytest.mark.parametrize("length", range(2, len(CHAT) + 1))
 def test_marks_are_token_prefixes_that_end_before_a_turn(template, tools, length):
-    if length < 2:
-        pytest.skip("no conversation yet")
     rendering = render(CHAT[:length], template, tools=tools)
     marks = rendering.marks()
     expected = 1 + (length > 1) + sum(m["role"] == "assistant" for m in CHAT[:length])
@@ -179,7 +177,6 @@ def test_marks_are_token_prefixes_that_end_before_a_turn(template, tools, length
     for mark in marks:
         assert rendering.ids[mark] == start
         assert MODEL.encode(MODEL.decode(rendering.ids[:mark])) == rendering.ids[:mark]
-    assert rendering.head() == marks[0]
 
 
 def test_a_token_names_its_message():

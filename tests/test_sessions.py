@@ -166,7 +166,10 @@ def test_an_empty_session_can_be_saved(model, tmp_path):
 
 def test_a_session_of_another_device_is_refused_by_the_field_that_differs(model, tmp_path):
     model.prefill("The cat").save(tmp_path / "s.lily")
-    with lily.Model.demo(device="cpu:float32", progress=False) as other, pytest.raises(lily.SessionMismatchError, match="storage 'bfloat16'"):
+    with (
+        lily.Model.demo(device="cpu:float32", progress=False) as other,
+        pytest.raises(lily.SessionMismatchError, match="storage 'bfloat16'"),
+    ):
         lily.Session.load(other, tmp_path / "s.lily")
 
 

@@ -88,8 +88,10 @@ void define_model(nb::module_& m) {
       .def(
           "close",
           [](NativeModel& m) {
-            nb::gil_scoped_release release;
+            std::shared_ptr<Engine> engine = std::move(m.engine);  // with the GIL, so that no get() sees it half gone
             m.engine.reset();
+            nb::gil_scoped_release release;
+            engine.reset();
           },
           "Lets go of the engine; its memory is returned when the last session has gone too.")
       .def("set_chunk", [](NativeModel& m, uint32_t rows) { m.get()->set_chunk(rows); }, "rows"_a)
@@ -106,7 +108,7 @@ void define_session(nb::module_& m) {
           [](NativeSession& s, Ids ids, nb::object progress, const std::vector<uint32_t>& marks) {
             Signals signals;
             auto calls = progress_calls(progress, "prefill");
-            signals.run([&] { s.get()->append(ids.data(), ids.size(), calls, signals.poll(), marks); });
+            signals.run([&, session = s.get()] { session->append(ids.data(), ids.size(), calls, signals.poll(), marks); });
           },
           "ids"_a, "progress"_a = nb::none(), "marks"_a = std::vector<uint32_t>())
       .def(
@@ -115,15 +117,13 @@ void define_session(nb::module_& m) {
             Signals signals;
             auto calls = progress_calls(progress, "rewind");
             Rewind r{};
-            signals.run([&] { r = s.get()->rewind(n, calls, signals.poll()); });
+            signals.run([&, session = s.get()] { r = session->rewind(n, calls, signals.poll()); });
             return nb::make_tuple(r.kept, r.reread);
           },
           "n"_a, "progress"_a = nb::none())
       .def_prop_ro("snapshots",
                    [](NativeSession& s) {
-                     std::vector<uint32_t> positions;
-                     for (const Snapshot& p : s.get()->snapshots()) positions.push_back(p.position);
-                     return positions;
+                     return s.get()->view().snapshots;
                    })
       .def(
           "append_rows",
@@ -134,7 +134,7 @@ void define_session(nb::module_& m) {
             auto out = std::make_unique<float[]>(ids.size() * width);
             Signals signals;
             auto calls = progress_calls(progress, "prefill");
-            signals.run([&] { s.get()->append_rows(ids.data(), ids.size(), score ? Session::Rows::score : Session::Rows::logits, out.get(), calls, signals.poll()); });
+            signals.run([&, session = s.get()] { session->append_rows(ids.data(), ids.size(), score ? Session::Rows::score : Session::Rows::logits, out.get(), calls, signals.poll()); });
             float* data = out.release();
             nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
             if (score) return nb::ndarray<nb::numpy, float>(data, {ids.size()}, owner).cast();
@@ -146,7 +146,7 @@ void define_session(nb::module_& m) {
              size_t V = s.get()->engine()->model().spec.vocab_size;
              auto out = std::make_unique<float[]>(V);
              Signals signals;
-             signals.run([&] { s.get()->logits(out.get(), signals.poll()); });
+             signals.run([&, session = s.get()] { session->logits(out.get(), signals.poll()); });
              float* data = out.release();
              nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
              return nb::ndarray<nb::numpy, float>(data, {V}, owner).cast();
@@ -160,14 +160,22 @@ void define_session(nb::module_& m) {
           nb::rv_policy::take_ownership, "sampling"_a, "max_tokens"_a)
       .def("close",
            [](NativeSession& s) {
-             nb::gil_scoped_release release;
+             std::shared_ptr<Session> session = std::move(s.session);
              s.session.reset();
+             nb::gil_scoped_release release;
+             session.reset();
            })
-      .def_prop_ro("tokens", [](NativeSession& s) { return copy_array<int32_t>(s.get()->tokens().data(), s.get()->tokens().size()); })
-      .def_prop_ro("origins", [](NativeSession& s) { return copy_array<uint8_t>(s.get()->origins().data(), s.get()->origins().size()); })
-      .def_prop_ro("length", [](NativeSession& s) { return s.get()->tokens().size(); })
-      .def_prop_ro("pending", [](NativeSession& s) { return s.get()->pending(); })
-      .def_prop_ro("nbytes", [](NativeSession& s) { return s.get()->nbytes(); })
+      .def_prop_ro("tokens", [](NativeSession& s) {
+        auto v = s.get()->view();
+        return copy_array<int32_t>(v.tokens.data(), v.tokens.size());
+      })
+      .def_prop_ro("origins", [](NativeSession& s) {
+        auto v = s.get()->view();
+        return copy_array<uint8_t>(v.origins.data(), v.origins.size());
+      })
+      .def_prop_ro("length", [](NativeSession& s) { return s.get()->view().tokens.size(); })
+      .def_prop_ro("pending", [](NativeSession& s) { return s.get()->view().pending; })
+      .def_prop_ro("nbytes", [](NativeSession& s) { return s.get()->view().nbytes; })
       .def_prop_ro("busy", [](NativeSession& s) { return s.get()->busy(); });
 
   nb::class_<NativeDecoder>(m, "Decoder", "An open generation; always close it.")

@@ -23,8 +23,9 @@ nb::object view(const std::shared_ptr<SessionImage>& image, SessionImage::Bytes 
 nb::dict export_dict(NativeSession& s) {
   auto image = std::make_shared<SessionImage>();
   {
+    std::shared_ptr<Session> session = s.get();
     nb::gil_scoped_release release;
-    *image = export_session(*s.get());
+    *image = export_session(*session);
   }
   nb::dict d;
   d["tokens"] = copy_array<int32_t>(image->tokens.data(), image->tokens.size());
@@ -60,8 +61,9 @@ NativeSession import_dict(NativeModel& m, Array<int32_t> tokens, Array<uint8_t> 
       throw InvalidArgument("saved session: snapshots are (position, state, marked)");
     }
   }
+  std::shared_ptr<Engine> engine = m.get();
   nb::gil_scoped_release release;
-  return NativeSession{import_session(m.get(), image)};
+  return NativeSession{import_session(engine, image)};
 }
 
 }  // namespace

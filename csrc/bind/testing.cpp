@@ -50,7 +50,8 @@ nb::dict trace(NativeModel& m, nb::ndarray<const int32_t, nb::ndim<1>, nb::c_con
 
 // conv rows [3, C] and recurrent state [Nv, Dk, Dv] per linear layer, K and V [tokens, Hkv, D] per attention layer, all flat float32.
 nb::dict state(NativeSession& s) {
-  const Session& session = *s.get();
+  std::shared_ptr<Session> held = s.get();
+  const Session& session = *held;
   if (session.busy()) throw InvalidArgument("session is busy");
   const Model& model = session.engine()->model();
   nb::dict result;

@@ -17,7 +17,8 @@ struct NativeModel {
 
 struct NativeSession {
   std::shared_ptr<Session> session;
-  const std::shared_ptr<Session>& get() const {
+  // By value: the caller keeps the session alive while another thread closes this object.
+  std::shared_ptr<Session> get() const {
     if (!session) throw InvalidArgument("the session is closed");
     return session;
   }

@@ -102,6 +102,12 @@ void Decoder::drain() {
 }
 
 void Decoder::close() {
+  cancel_->store(true);  // what a next() in another thread waits for ends at the next stage
+  std::lock_guard<std::mutex> lock(calls_);
+  close_locked();
+}
+
+void Decoder::close_locked() {
   if (closed_) return;
   closed_ = true;
   drain();
@@ -111,6 +117,7 @@ void Decoder::close() {
 }
 
 std::optional<DecodedToken> Decoder::next(const uint32_t* mask, size_t mask_words, const Interrupt& interrupt) {
+  std::lock_guard<std::mutex> lock(calls_);
   if (closed_) throw InvalidArgument("the generation is closed");
   if (read_ >= count_) {
     limit_ = context_bound_ ? Limit::context : Limit::max_tokens;
@@ -139,10 +146,6 @@ std::optional<DecodedToken> Decoder::next(const uint32_t* mask, size_t mask_word
       slot.forward->check();  // the forward part's own failure, when the sample part was only skipped
       throw;
     }
-    if (slot.out) {
-      session_->state_ = slot.out;
-      session_->consumed_ = base_ + uint32_t(read_);
-    }
     const auto& result = *reinterpret_cast<const LilySample*>(slot.sample->host());
     DecodedToken token{int32_t(result.token), result.logprob, {}, {}};
     if (params_.logprobs > 0) {
@@ -151,12 +154,11 @@ std::optional<DecodedToken> Decoder::next(const uint32_t* mask, size_t mask_word
         token.top_logprobs.push_back(result.top_logprobs[i]);
       }
     }
-    session_->tokens_.push_back(token.token);
-    session_->origins_.push_back(Origin::generated);
+    session_->commit_generated(token.token, slot.out, base_ + uint32_t(read_));
     read_++;
     return token;
   } catch (...) {
-    close();
+    close_locked();
     throw;
   }
 }

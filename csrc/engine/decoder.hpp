@@ -35,6 +35,7 @@ class Decoder {
   // The next token, or none at a limit. On an error or interrupt everything in flight is drained, the session stands where the last token returned left
   // it, and the decoder is closed. mask: uint32 [ceil(V/32)], bit set = allowed.
   std::optional<DecodedToken> next(const uint32_t* mask, size_t mask_words, const Interrupt& interrupt);
+  // From any thread; a call of next() in another one ends with an error.
   void close();
   Limit limit() const { return limit_; }
 
@@ -47,7 +48,9 @@ class Decoder {
   void submit_forward(uint64_t k);
   void submit_sample(uint64_t k);
   void drain();
+  void close_locked();
 
+  std::mutex calls_;  // next() and close() exclude each other
   std::shared_ptr<Session> session_;
   std::shared_ptr<Engine> engine_;
   SamplingParams params_;

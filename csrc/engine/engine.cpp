@@ -45,7 +45,12 @@ Engine::~Engine() {
 
 bool Engine::forked() const { return int(getpid()) != process_; }
 
+void Engine::refuse_fork() const {
+  if (forked()) throw DeviceError("this model was loaded before a fork and its threads exist in the parent only; load the model in the child process");
+}
+
 void Engine::drain() {
+  refuse_fork();
   while (device_->in_flight() > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
@@ -89,6 +94,7 @@ const Engine::Ready& Engine::ready(const ProgramKey& key) {
 }
 
 TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& bound, const Request& request) {
+  refuse_fork();
   std::lock_guard<std::mutex> lock(mutex_);
   ProgramKey key = asked;
   if (key.kind == ProgramKey::decode) {  // one program for all contexts of a split plan
@@ -125,7 +131,10 @@ BindingSet Engine::base_bindings() {
 }
 
 void Engine::wait(const TicketPtr& ticket, const Interrupt& interrupt, const std::shared_ptr<std::atomic<bool>>& cancel) {
-  bool stopped = false;
+  refuse_fork();
+  // Polled at the start too: work made of many short submissions must hear of an interrupt as well.
+  bool stopped = interrupt && interrupt();
+  if (stopped && cancel) cancel->store(true);
   while (!ticket->wait_for(std::chrono::milliseconds(stopped ? 1000 : 50)))
     if (!stopped && interrupt && interrupt()) {
       stopped = true;

@@ -81,6 +81,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     PreparedPtr program;
     uint64_t workspace;
   };
+  void refuse_fork() const;
   BindingSet bind() const;
   const Ready& ready(const ProgramKey& key);
 

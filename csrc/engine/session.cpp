@@ -26,25 +26,26 @@ StatePtr Session::current() const { return state_ ? state_ : engine_->zero_state
 void Session::reserve(uint32_t end) {
   std::lock_guard<std::mutex> lock(engine_->mutex());
   KvCache& kv = engine_->kv();
-  size_t needed = (size_t(end) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK, first = consumed_ / LILY_KV_BLOCK;
-  // The block that the next row goes into may be shared with a fork: then it is copied first.
-  bool copied = false;
-  if (first < blocks_.size() && blocks_[first].use_count() > 1) {
-    KvBlockPtr own = kv.allocate();
-    kv.copy(blocks_[first]->index(), own->index());
-    blocks_[first] = own;
-    copied = true;
-  }
+  const size_t needed = (size_t(end) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK, first = consumed_ / LILY_KV_BLOCK;
+  // Everything is allocated before anything of the session changes: an allocation that fails leaves it as it was.
+  std::vector<KvBlockPtr> blocks = blocks_;
+  bool copied = first < blocks.size() && blocks_[first].use_count() > 2;  // more than blocks_ and the local copy: shared with a fork
+  if (copied) blocks[first] = kv.allocate();
+  while (blocks.size() < needed) blocks.push_back(kv.allocate());
   size_t had = blocks_.size();
-  while (blocks_.size() < needed) blocks_.push_back(kv.allocate());
-  if (!table_ || table_->bytes() < needed * 4) {
-    table_ = engine_->request_buffer(std::max<size_t>(16, needed * 2) * 4);
+  BufferPtr table = table_;
+  if (!table || table->bytes() < blocks.size() * 4) {
+    table = engine_->request_buffer(std::max<size_t>(16, blocks.size() * 2) * 4);
     had = 0;
   }
-  uint32_t* table = reinterpret_cast<uint32_t*>(table_->host());
-  if (copied) table[first] = blocks_[first]->index();
-  // Entries already there are read by steps in flight and are not touched.
-  for (size_t i = had; i < blocks_.size(); i++) table[i] = blocks_[i]->index();
+  // The block that the next row goes into is copied first. Entries already there are read by steps in flight and are not touched.
+  if (copied) kv.copy(blocks_[first]->index(), blocks[first]->index());
+  uint32_t* entries = reinterpret_cast<uint32_t*>(table->host());
+  if (copied) entries[first] = blocks[first]->index();
+  for (size_t i = had; i < blocks.size(); i++) entries[i] = blocks[i]->index();
+  std::lock_guard<std::mutex> reading(content_);
+  blocks_.swap(blocks);
+  table_ = table;
 }
 
 std::vector<Engine::Bound> Session::common(const StatePtr& in, const StatePtr& out, const BufferPtr& step) const {
@@ -80,6 +81,7 @@ void Session::consume_pending(const BufferPtr& logits, const Interrupt& interrup
   StatePtr in = current(), out = fresh_state();
   reinterpret_cast<LilyStep*>(step_->host())->token = uint32_t(tokens_[consumed_]);
   engine_->wait(submit_decode(step_, consumed_, in, out, logits, {nullptr, cancel, nullptr}), interrupt, cancel);
+  std::lock_guard<std::mutex> lock(content_);
   state_ = out;
   consumed_++;
 }
@@ -145,16 +147,39 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
     auto cancel = std::make_shared<std::atomic<bool>>(false);
     engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
-    state_ = out;
-    consumed_ += rows;
-    for (const Snapshot& s : passed) keep_snapshot(s.position, s.state, s.marked);
-    bool marked = begin + rows == n || (!stops.empty() && stops.back().after == rows && stops.back().marked);
-    if (marked || consumed_ % kSnapshotInterval == 0) keep_snapshot(consumed_, state_, marked);
-    tokens_.insert(tokens_.end(), ids + begin, ids + begin + rows);
-    origins_.insert(origins_.end(), rows, Origin::read);
+    commit_chunk(ids + begin, rows, out, passed, begin + rows == n || (!stops.empty() && stops.back().after == rows && stops.back().marked));
     begin += rows;
     if (progress) progress(begin, n);
   }
+}
+
+void Session::commit_chunk(const int32_t* ids, uint32_t rows, const StatePtr& out, const std::vector<Snapshot>& passed, bool marked) {
+  std::lock_guard<std::mutex> lock(content_);
+  tokens_.insert(tokens_.end(), ids, ids + rows);
+  origins_.insert(origins_.end(), rows, Origin::read);
+  state_ = out;
+  consumed_ += rows;
+  for (const Snapshot& s : passed) keep_snapshot(s.position, s.state, s.marked);
+  if (marked || consumed_ % kSnapshotInterval == 0) keep_snapshot(consumed_, state_, marked);
+}
+
+void Session::commit_generated(int32_t token, const StatePtr& out, uint32_t consumed) {
+  std::lock_guard<std::mutex> lock(content_);
+  tokens_.push_back(token);
+  origins_.push_back(Origin::generated);
+  if (!out) return;
+  state_ = out;
+  consumed_ = consumed;
+}
+
+Session::View Session::view() const {
+  std::lock_guard<std::mutex> lock(content_);
+  View v{tokens_, origins_, tokens_.size() > consumed_, 0, {}};
+  for (const Snapshot& s : snapshots_) v.snapshots.push_back(s.position);
+  v.nbytes = uint64_t(blocks_.size()) * engine_->model().kv_block_bytes() * 2 * engine_->model().spec.attention_layers() + tokens_.size() * 5;
+  bool counted = !state_ || (!snapshots_.empty() && snapshots_.back().state == state_);
+  v.nbytes += (snapshots_.size() + !counted) * engine_->state_bytes();
+  return v;
 }
 
 void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks) {
@@ -178,6 +203,7 @@ StatePtr Session::fresh_state() {
   for (;;) try {
       return engine_->new_state();
     } catch (const OutOfMemoryError&) {
+      std::lock_guard<std::mutex> lock(content_);
       if (snapshots_.empty()) throw;
       snapshots_.erase(snapshots_.begin());
     }
@@ -240,6 +266,7 @@ Rewind Session::rewind(uint32_t n, const Progress& progress, const Interrupt& in
     }
     at = end;
   }
+  std::lock_guard<std::mutex> lock(content_);
   tokens_ = std::move(other->tokens_);
   origins_ = std::move(other->origins_);
   consumed_ = other->consumed_;
@@ -332,13 +359,6 @@ void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
     }
   };
   engine_->wait(engine_->device()->submit(std::move(s)), nullptr, nullptr);
-}
-
-uint64_t Session::nbytes() const {
-  uint64_t bytes = uint64_t(blocks_.size()) * engine_->model().kv_block_bytes() * 2 * engine_->model().spec.attention_layers();
-  bool counted = !state_ || (!snapshots_.empty() && snapshots_.back().state == state_);
-  bytes += (snapshots_.size() + !counted) * engine_->state_bytes();
-  return bytes + tokens_.size() * 5;
 }
 
 }  // namespace lily

@@ -46,6 +46,15 @@ class Session {
   using TraceSink = std::function<void(const TraceTag&, const uint8_t* data, uint64_t bytes)>;
   void trace(const int32_t* ids, size_t n, const TraceSink& sink);
 
+  // A consistent copy of what the session holds, also while another thread works on it. The accessors below are for the thread that works.
+  struct View {
+    std::vector<int32_t> tokens;
+    std::vector<Origin> origins;
+    bool pending;
+    uint64_t nbytes;
+    std::vector<uint32_t> snapshots;  // positions
+  };
+  View view() const;
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const std::vector<Origin>& origins() const { return origins_; }
   bool pending() const { return tokens_.size() > consumed_; }
@@ -53,7 +62,6 @@ class Session {
   const StatePtr& state() const { return state_; }
   const std::vector<KvBlockPtr>& kv_blocks() const { return blocks_; }
   const std::vector<Snapshot>& snapshots() const { return snapshots_; }
-  uint64_t nbytes() const;
   bool busy() const { return busy_.load(); }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
 
@@ -72,6 +80,8 @@ class Session {
   void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
   void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
             const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks);
+  void commit_chunk(const int32_t* ids, uint32_t rows, const StatePtr& out, const std::vector<Snapshot>& passed, bool marked);
+  void commit_generated(int32_t token, const StatePtr& out, uint32_t consumed);  // out null: nothing was consumed
   void keep_snapshot(uint32_t position, const StatePtr& state, bool marked);
   void thin_snapshots();
   StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full
@@ -82,6 +92,7 @@ class Session {
   TicketPtr submit_decode(const BufferPtr& step, uint32_t position, const StatePtr& in, const StatePtr& out, const BufferPtr& logits, const Engine::Request& request);
 
   std::shared_ptr<Engine> engine_;
+  mutable std::mutex content_;  // held for moments: commits, and view()
   std::vector<int32_t> tokens_;
   std::vector<Origin> origins_;
   uint32_t consumed_ = 0;

@@ -19,6 +19,7 @@ from lily.errors import (
     DeviceError,
     GPUError,
     LilyError,
+    MessageError,
     OutOfMemoryError,
     SamplingError,
     SessionMismatchError,
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from lily.inspection import Inspection, inspect
     from lily.model import Model
     from lily.planning import Plan, plan
-    from lily.results import Chunk, Generation, Memory, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
+    from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
     from lily.session import Session
+    from lily.store import Reuse, SessionStore
     from lily.tokenizer import Tokenizer
+    from lily.tool_calls import ToolCall, ToolCallDelta
 
     __version__: str
 
@@ -45,17 +48,23 @@ _LAZY = {
     "Inspection": "inspection",
     "Generation": "results",
     "Memory": "results",
+    "Message": "results",
+    "MessageDelta": "results",
     "Model": "model",
     "ModelConfig": "config",
     "Plan": "planning",
     "Ranked": "results",
     "Sampling": "sampling",
+    "Reuse": "store",
     "Rewind": "results",
     "Score": "results",
     "Session": "session",
+    "SessionStore": "store",
     "Timing": "results",
     "TokenLogprob": "results",
     "Tokenizer": "tokenizer",
+    "ToolCall": "tool_calls",
+    "ToolCallDelta": "tool_calls",
     "Usage": "results",
     "devices": "device",
     "inspect": "inspection",
@@ -74,6 +83,9 @@ __all__ = [
     "Inspection",
     "LilyError",
     "Memory",
+    "Message",
+    "MessageDelta",
+    "MessageError",
     "Model",
     "ModelConfig",
     "OutOfMemoryError",
@@ -81,14 +93,18 @@ __all__ = [
     "Ranked",
     "Sampling",
     "SamplingError",
+    "Reuse",
     "Rewind",
     "Score",
     "Session",
     "SessionMismatchError",
+    "SessionStore",
     "TemplateError",
     "Timing",
     "TokenLogprob",
     "Tokenizer",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "devices",
     "inspect",

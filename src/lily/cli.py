@@ -76,6 +76,20 @@ def generate(prompt: str, as_json: bool, stop: tuple[str, ...], **options: Any) 
             click.echo(f"{chunk.timing} ({chunk.finish_reason})", err=True)
 
 
+@cli.command()
+@_add(_model_options)
+@_add(_sampling_options)
+@click.option("--system", help="System text at the head of the conversation.")
+@click.option("--thinking/--no-thinking", default=None, help="With or without thoughts; left out, as the template has it.")
+@click.option("--max-tokens", "-n", type=click.IntRange(min=1), help="Of each answer; left out: to the end token or the context limit.")
+def chat(system: str | None, **options: Any) -> None:
+    """A conversation. /reset, /save FILE, /load FILE, /exit; Ctrl-C stops the answer, not the program."""
+    from lily.cli_chat import Talk
+
+    with _load(options) as model:
+        Talk(model, system, options).run()
+
+
 def _load(options: dict[str, Any]) -> lily.Model:
     names = ("revision", "refresh", "device", "max_context", "memory_limit", "quantize")
     loading = {name: options.pop(name) for name in names}

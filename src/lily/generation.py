@@ -37,8 +37,7 @@ class Run:
         """Closing the iterator stops the device; the session stays valid."""
         self._begun = time.perf_counter()
         self._reused = self._session.length
-        if self._ids is not None:
-            self._session.append(self._ids, report)
+        self._read(report)
         self._prompt = self._session.length
         self._read_until = time.perf_counter()
         limit = self._limit()
@@ -50,6 +49,10 @@ class Run:
             yield from self._decode(decoder, limit)
         finally:
             decoder.close()
+
+    def _read(self, report: Report | None) -> None:
+        if self._ids is not None:
+            self._session.append(self._ids, report)
 
     def _limit(self) -> int:
         room = max(self._model.max_context - self._prompt, 0)
@@ -88,9 +91,12 @@ class Run:
         words = -(-self._model.config.vocab_size // 32)
         if mask.dtype != np.uint32 or mask.shape != (words,):
             raise ValueError(f"token_mask returned {mask.dtype} {list(mask.shape)}, expected uint32 [{words}]")
+        mask = np.array(mask)  # a copy: the bits behind the vocabulary mean nothing, whoever set them
+        if spare := -self._model.config.vocab_size % 32:
+            mask[-1] &= np.uint32((1 << (32 - spare)) - 1)
         if not mask.any():
             raise SamplingError("token_mask allows no token at all", field="token_mask")
-        return np.ascontiguousarray(mask)
+        return mask
 
     def _entries(self, entry: TokenLogprob | None) -> list[TokenLogprob] | None:
         if self._request.logprobs < 0:

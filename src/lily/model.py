@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lily import hub
 from lily._engine import native
+from lily.asynchronous import AsyncMethods
+from lily.chat import ChatMethods
 from lily.config import ModelConfig, read_json
 from lily.device import DeviceInfo, device_info
 from lily.errors import TemplateError
 from lily.generation import Run, collect
 from lily.loading import check_bits, check_positive, check_vocabulary
-from lily.progress import Progress, reporting
+from lily.progress import Progress, Report, reporting
 from lily.prompts import is_batch, to_ids
 from lily.request import Request, takes_options
 from lily.results import Chunk, Generation, Memory, Ranked, Score
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parent / "data" / "demo"
 
 
-class Model:
+class Model(ChatMethods, AsyncMethods):
     """A loaded model. Use `Model.from_pretrained` or `Model.demo`; it is a context manager and works from any thread.
 
     >>> import lily
@@ -238,10 +240,10 @@ class Model:
         """
         return self._stream(self._ids(prompt), self._request(options))
 
-    def _stream(self, ids: np.ndarray[Any, Any], request: Request) -> Generator[Chunk, None, None]:
+    def _stream(self, ids: np.ndarray[Any, Any], request: Request, report: Report | None = None) -> Generator[Chunk, None, None]:
         session = self._native.session()
         try:
-            yield from Run(self, session, ids, request).chunks()
+            yield from Run(self, session, ids, request).chunks(report)
         finally:
             session.close()
 

@@ -40,7 +40,9 @@ class Rendering:
         self._variables = dict(variables or {})
         prompt = self._render(self._messages, add_generation_prompt=True)
         #: Whether the answer begins inside the thoughts.
-        self.thinking = prompt.rstrip().endswith("<think>") and not forced
+        self.thinking = prompt.rstrip().endswith("<think>")
+        if self.thinking and forced:
+            raise TemplateError("this template cannot leave the thoughts out, so a call of a tool cannot be required")
         self.text = prompt + forced
         self.text.encode()  # a lone surrogate is a UnicodeEncodeError (a ValueError) here, with its position
         encoding = tokenizer.backend.encode(self.text, add_special_tokens=False)
@@ -57,10 +59,6 @@ class Rendering:
             places.add(self._last_user())
         found = {self._boundary(place) for place in places}
         return sorted(mark for mark in found if mark is not None and mark > 0)
-
-    def head(self) -> int:
-        """Tokens of the system text and the tools; 0 when there are none."""
-        return self._boundary(self._head()) or 0
 
     def message_at(self, token: int) -> int | None:
         """The index in the caller's list of the message that holds a token; None for the tools and the generation prompt."""

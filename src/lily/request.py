@@ -47,18 +47,22 @@ _DEFAULTS: dict[str, Any] = {name: None for name in Options.__annotations__} | {
 
 def takes_options(function: F) -> F:
     """Show the options one by one in the signature of a function that takes them as `**options`."""
+    return show_options(function, _DEFAULTS, Options.__annotations__)
+
+
+def show_options(function: F, defaults: Mapping[str, Any], annotations: Mapping[str, Any]) -> F:
+    """Put keyword arguments in the place of `**options` in a function's signature."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     extra = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_annotation(name))
-        for name, default in _DEFAULTS.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_annotation(annotations[name]))
+        for name, default in defaults.items()
     ]
     function.__signature__ = signature.replace(parameters=own + extra)  # type: ignore[attr-defined]
     return function
 
 
-def _annotation(name: str) -> Any:
-    annotation = Options.__annotations__[name]
+def _annotation(annotation: Any) -> Any:
     return getattr(annotation, "__forward_arg__", annotation)
 
 

@@ -13,6 +13,9 @@ from lily.sampling import Sampling
 if TYPE_CHECKING:
     import numpy as np
 
+    from lily.store import Reuse
+    from lily.tool_calls import ToolCall, ToolCallDelta
+
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -146,6 +149,77 @@ class Generation:
     def _repr_html_(self) -> str:
         body = f'<div style="white-space:pre-wrap">{html.escape(self.text)}</div>'
         return f"{body}<small>{html.escape(str(self.timing))}; {self.finish_reason}</small>"
+
+
+@dataclass(frozen=True)
+class Message:
+    """An answer of `Model.chat`; it may be put into the list of messages of the next call as it is.
+
+    `reasoning` holds the thoughts (None when there are none), `tool_calls` the finished calls. `finish_reason` is "stop",
+    "length" or "tool_calls". The text of a call that was cut off is in `unfinished_call`, and nowhere else. `tokens` and
+    `logprobs` are those of the whole answer, thoughts included; `reuse` says what was taken from the store.
+
+    >>> import lily
+    >>> reply = lily.Model.demo().chat([{"role": "user", "content": "What is a young dog called?"}], temperature=0, thinking=False)
+    >>> reply.content, reply.finish_reason
+    ('A young dog is called a puppy.', 'stop')
+    """
+
+    content: str
+    reasoning: str | None
+    tool_calls: list[ToolCall]
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+    tokens: list[int] = field(repr=False)
+    logprobs: list[TokenLogprob] | None = field(default=None, repr=False)
+    unfinished_call: str | None = None
+    reuse: Reuse | None = None
+    sampling: Sampling | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.content
+
+    def to_message(self) -> dict[str, Any]:
+        """The answer in OpenAI's form, for the messages of the next call."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        return message
+
+    def _repr_html_(self) -> str:
+        thoughts = f'<div style="white-space:pre-wrap;opacity:0.6">{html.escape(self.reasoning)}</div>' if self.reasoning else ""
+        calls = "".join(f"<code>{html.escape(str(call.to_dict()['function']))}</code><br>" for call in self.tool_calls)
+        body = f'<div style="white-space:pre-wrap">{html.escape(self.content)}</div>{calls}'
+        return f"{thoughts}{body}<small>{html.escape(str(self.timing))}; {self.finish_reason}</small>"
+
+
+@dataclass(frozen=True)
+class MessageDelta:
+    """A piece of a streamed answer: one token, and the content, thoughts and pieces of calls that it completes (often none).
+
+    The pieces add up to the finished `Message`. The last one has `finish_reason`, `usage`, `timing` and the whole `message`.
+
+    >>> import lily
+    >>> deltas = list(lily.Model.demo().stream_chat([{"role": "user", "content": "Hi"}], max_tokens=3))
+    >>> deltas[-1].finish_reason, deltas[-1].message.reasoning == "".join(delta.reasoning for delta in deltas)
+    ('length', True)
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+    message: Message | None = None
+
+    def __str__(self) -> str:
+        return self.content
 
 
 @dataclass(frozen=True)

@@ -113,16 +113,22 @@ class Sampling:
         return [(entry.name, getattr(self, entry.name)) for entry in fields(self)]
 
 
+_LARGEST = 1e30
+_SMALLEST = 1e-30
+
+
 def _number(name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _bad(name, value, "a number")
     number = float(value)
-    if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
+    # The device computes in float32: far outside this range a value would turn into zero or infinity there.
+    representable = math.isfinite(number) and abs(number) <= _LARGEST and (number >= low + _SMALLEST or not open_low)
+    if not representable or not low <= number <= high:
         bounds = [f"{'above' if open_low else 'at least'} {low:g}"] if low > -math.inf else []
-        bounds += [f"at most {high:g}"] if high < math.inf else []
-        raise _bad(name, value, f"a finite number {', '.join(bounds)}".strip())
+        bounds += [f"at most {min(high, _LARGEST):g}"]
+        raise _bad(name, value, f"a finite number {', '.join(bounds)}")
     return number
 
 

@@ -23,7 +23,7 @@ _READ, _GENERATED = 0, 1
 
 
 def fail_at(model: Model, step: int, stage: int) -> None:
-    """Make the given decode step (counted from the next one) fail in the given stage with a `GPUError`."""
+    """Make a submission fail in the given stage with a `GPUError`: `step` 0 is the next one. A decode step is two submissions, forward and sample."""
     engine = model._native
     if isinstance(engine, ScriptedEngine):
         engine.fail_step = step
@@ -32,7 +32,8 @@ def fail_at(model: Model, step: int, stage: int) -> None:
 
 
 def set_schedule(model: Model, schedule: str) -> None:
-    """How programs are replayed: "stages", "serial", "shuffle:SEED", or "drop:N" (without the Nth barrier)."""
+    """How programs are replayed: "stages", "serial", "shuffle:SEED", or "shuffle:SEED:drop:N"
+    (without the barrier after stage N)."""
     native().testing.set_schedule(model._native, schedule)
 
 
@@ -126,10 +127,12 @@ class ScriptedSession:
         self.engine = engine
         self._tokens, self._origins = list(tokens), list(origins)
         self._request_start = len(self._tokens)
+        self.snapshots: list[int] = []
         self.busy = False
 
-    def append(self, ids: np.ndarray[Any, Any], progress: Any = None) -> None:
+    def append(self, ids: np.ndarray[Any, Any], progress: Any = None, marks: Sequence[int] = ()) -> None:
         self._ready()
+        before = len(self._tokens)
         total = len(self._tokens) + len(ids)
         if total > self.engine.max_context:
             limit = self.engine.max_context
@@ -138,9 +141,18 @@ class ScriptedSession:
             piece = ids[start : start + self.engine.chunk].tolist()
             self._tokens += piece
             self._origins += [_READ] * len(piece)
+            self.snapshots += [before + mark for mark in marks if start < mark <= start + len(piece)]
             if progress is not None:
                 progress("prefill", start + len(piece), len(ids))
         self._request_start = len(self._tokens)
+        self.snapshots.append(self._request_start)
+
+    def rewind(self, n: int, progress: Any = None) -> tuple[int, int]:
+        self._ready()
+        kept = max((at for at in self.snapshots if at <= n), default=0)
+        del self._tokens[n:], self._origins[n:]
+        self.snapshots = [at for at in self.snapshots if at <= n]
+        return kept, n - kept
 
     def append_rows(self, ids: np.ndarray[Any, Any], mode: str, progress: Any = None) -> np.ndarray[Any, Any]:
         rows = []
@@ -166,7 +178,9 @@ class ScriptedSession:
         return ScriptedDecoder(self, sampling, max_tokens)
 
     def fork(self) -> ScriptedSession:
-        return ScriptedSession(self.engine, self._tokens, self._origins)
+        other = ScriptedSession(self.engine, self._tokens, self._origins)
+        other.snapshots = list(self.snapshots)
+        return other
 
     def close(self) -> None:
         self._tokens.clear()

@@ -32,7 +32,9 @@ def spec_lines(spec: dict[str, Any]) -> list[str]:
 def weight_lines(weight: dict[str, Any]) -> list[str]:
     w = weight
     if w["kind"] == "linear":
-        lines = [f"linear {w['name']} {w['rows']} {w['cols']} {w['experts']} {w['expert_stride_rows']} {w['format']} {w['bits']} {w['group']}"]
+        lines = [
+            f"linear {w['name']} {w['rows']} {w['cols']} {w['experts']} {w['expert_stride_rows']} {w['format']} {w['bits']} {w['group']}"
+        ]
     else:
         lines = [f"vector {w['name']} {w['dtype']} {prod(w['shape'])} {int(w['add_one'])}"]
     for name, part in w["parts"].items():

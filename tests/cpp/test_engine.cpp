@@ -1,6 +1,5 @@
 // What the engine computes: the reference's logits, and the same bits however a prompt is cut, forked, scheduled or continued.
 #include <cmath>
-#include <cstdio>
 
 #include "check.hpp"
 #include "fixture.hpp"
@@ -18,7 +17,7 @@ LILY_TEST(engine_logits_are_the_reference) {
       auto engine = f.open(device);
       const size_t V = f.spec.vocab_size;
       for (auto& [length, prompt] : f.prompts) {
-        if (length > 64 && engine->device()->storage() != DType::f32) continue;
+        if (length > (engine->device()->storage() != DType::f32 ? 7u : f.spec.moe() ? 64u : 300u)) continue;  // what takes long adds little
         Session session(engine);
         std::vector<float> all(length * V);
         session.append_rows(prompt.ids.data(), length, Session::Rows::logits, all.data(), nullptr, nullptr);
@@ -33,7 +32,7 @@ LILY_TEST(engine_logits_are_the_reference) {
         if (engine->device()->storage() == DType::f32)
           CHECK(worst < 1e-3);
         else
-          std::printf("       %s, %u tokens: relative error %.4f\n", name, length, std::sqrt(error / norm));
+          CHECK(std::sqrt(error / norm) < 0.05);  // every product takes bfloat16 inputs; measured: at most 0.032
         CHECK(logits(session) == std::vector<float>(all.end() - long(V), all.end()));
       }
     }
@@ -63,7 +62,7 @@ LILY_TEST(engine_split_prompts_are_equal_in_every_bit) {
     Session whole(engine);
     append(whole, ids);
     const auto expected = logits(whole);
-    for (const std::vector<size_t>& cuts : {std::vector<size_t>{1, 70}, {16, 17, 33, 70}, {63, 64, 65, 70}}) {
+    for (const std::vector<size_t>& cuts : {std::vector<size_t>{1, 16, 33, 70}, {63, 64, 65, 70}}) {
       Session session(engine);
       size_t begin = 0;
       for (size_t cut : cuts) {
@@ -72,7 +71,7 @@ LILY_TEST(engine_split_prompts_are_equal_in_every_bit) {
       }
       CHECK(logits(session) == expected);
     }
-    for (uint32_t chunk : {7u, 33u}) {
+    for (uint32_t chunk : {7u}) {
       engine->set_chunk(chunk);
       Session session(engine);
       append(session, ids);
@@ -107,7 +106,7 @@ LILY_TEST(engine_decodes_the_reference_greedily) {
     const Fixture& f = fixture(name);
     auto engine = f.open("cpu:float32");
     for (auto& [length, prompt] : f.prompts) {
-      if (length > 64 && f.spec.moe()) continue;
+      if (length != 7 && length != 64) continue;
       auto session = std::make_shared<Session>(engine);
       append(*session, prompt.ids);
       Decoder decoder(session, {}, prompt.greedy.size());

@@ -103,7 +103,7 @@ def test_prepare_and_twins(hq, hkv, d, r, storage):
     bits = {}
     for isa in isas():
         q, k, v, K, V = prepared(c, isa)
-        for got, want in zip((q, k, v), expected):
+        for got, want in zip((q, k, v), expected, strict=True):
             check_act(got, want, storage)
         outside = act_values(K)[c.table[-1], :, c.tokens % 256 :]
         assert np.isnan(outside).all() and np.isnan(act_values(K)[0]).all()
@@ -122,9 +122,9 @@ def test_prepare_and_twins(hq, hkv, d, r, storage):
         check_act(c.written(K2), reference.kv_write_rows(c.a, kn, c.qkv, 0)[0], storage)
         for fused, twin in ((q, q2), (K, K2), (V, V2)):
             assert fused.tobytes() == twin.tobytes()
-        for got, want in zip(prepared(c, isa, split=7)[3:], (K, V)):
+        for got, want in zip(prepared(c, isa, split=7)[3:], (K, V), strict=True):
             assert got.tobytes() == want.tobytes()
-        for got, want in zip(prepared(c, isa, decode=True, split=3), (q, k, v)):
+        for got, want in zip(prepared(c, isa, decode=True, split=3), (q, k, v), strict=True):
             assert got.tobytes() == want.tobytes()
         bits[isa] = q.tobytes() + K.tobytes()
     if {"avx2", "avx512"} <= set(bits):

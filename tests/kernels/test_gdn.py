@@ -290,7 +290,7 @@ def test_a_snapshot_is_the_state_of_a_shorter_chunk():
         rows = [0, 1, 2, 30, 62, 63]
         _, _, convs = conv_rows(case, d, isa, snapshots=rows)
         _, _, states = scan(case, y, gates, S, isa, snapshots=rows)
-        for r, conv, state in zip(rows, convs, states):
+        for r, conv, state in zip(rows, convs, states, strict=True):
             same_bits([conv], [conv_rows(case, d, isa, rows=r + 1)[1]])
             same_bits([state], [scan(case, y, gates, S, isa, rows=r + 1)[1]])
 

@@ -119,7 +119,7 @@ def test_take_rows(copy_all):
             buffers = [s, h, hidden, snapshots[0], None, snapshots[1], snapshots[2], *[None] * 4, every if copy_all else None]
             run("take_rows", make("LilyNormArgs", H=H, copy_all=copy_all), buffers, bucket, isa=isa, split=split)
             np.testing.assert_array_equal(hidden, hidden_ref)
-            for mine, theirs in zip(snapshots, snapshots_ref):
+            for mine, theirs in zip(snapshots, snapshots_ref, strict=True):
                 np.testing.assert_array_equal(mine, theirs)
             if copy_all:
                 np.testing.assert_array_equal(every[:rows], all_ref)

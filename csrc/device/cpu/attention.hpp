@@ -83,6 +83,8 @@ LILY_INLINE float reduce_max(V a) {
   __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
   c = _mm_max_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+#elif defined(LILY_NEON)
+  return vmaxvq_f32(larger_of(larger_of(a.a, a.c), larger_of(a.b, a.d)));
 #else
   float t[16], m;
   store(t, a);
@@ -122,6 +124,8 @@ LILY_INLINE void softmax_block(float* s, uint32_t rows, Keys keys, float scale, 
 // c[m][n] = decay[m]*c[m][n] + sum over k ascending of a[m][k]*b[k][n]. Register tiles: what the instruction set has room for.
 #if defined(__AVX512F__)
 constexpr uint32_t tile_rows = 4, tile_vectors = 4;
+#elif defined(LILY_NEON)
+constexpr uint32_t tile_rows = 4, tile_vectors = 1;
 #else
 constexpr uint32_t tile_rows = 2, tile_vectors = 2;
 #endif

@@ -16,7 +16,7 @@ template <> struct Columns<1> { V v; };
 
 #if defined(__AVX512F__)
 constexpr int kColumns = 4;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(LILY_NEON)
 constexpr int kColumns = 2;
 #else
 constexpr int kColumns = 1;

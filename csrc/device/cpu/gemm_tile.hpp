@@ -17,6 +17,8 @@ constexpr uint32_t kAccFloats = kPassRows * kTileN;
 constexpr uint32_t kRows = 6, kVectors = 4;  // 24 sums in 32 registers
 #elif defined(__AVX2__)
 constexpr uint32_t kRows = 6, kVectors = 1;  // 12 in 16: a vector is two registers
+#elif defined(LILY_NEON)
+constexpr uint32_t kRows = 6, kVectors = 1;  // 24 in 32: a vector is four registers
 #else
 constexpr uint32_t kRows = 2, kVectors = 1;
 #endif
@@ -45,6 +47,24 @@ LILY_INLINE void transpose16(U r[16]) {
     r[4 + c].v = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
     r[12 + c].v = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
   }
+#elif defined(LILY_NEON)
+  uint32x4_t t[16][4];  // part q of row i after the transposition
+  auto four = [&](int q, int p, uint32x4_t r0, uint32x4_t r1, uint32x4_t r2, uint32x4_t r3) {
+    uint64x2_t even01 = vreinterpretq_u64_u32(vtrn1q_u32(r0, r1)), odd01 = vreinterpretq_u64_u32(vtrn2q_u32(r0, r1));
+    uint64x2_t even23 = vreinterpretq_u64_u32(vtrn1q_u32(r2, r3)), odd23 = vreinterpretq_u64_u32(vtrn2q_u32(r2, r3));
+    t[4 * p][q] = vreinterpretq_u32_u64(vtrn1q_u64(even01, even23));
+    t[4 * p + 1][q] = vreinterpretq_u32_u64(vtrn1q_u64(odd01, odd23));
+    t[4 * p + 2][q] = vreinterpretq_u32_u64(vtrn2q_u64(even01, even23));
+    t[4 * p + 3][q] = vreinterpretq_u32_u64(vtrn2q_u64(odd01, odd23));
+  };
+  LILY_UNROLL for (int q = 0; q < 4; q++) {
+    const U* x = r + 4 * q;
+    four(q, 0, x[0].a, x[1].a, x[2].a, x[3].a);
+    four(q, 1, x[0].b, x[1].b, x[2].b, x[3].b);
+    four(q, 2, x[0].c, x[1].c, x[2].c, x[3].c);
+    four(q, 3, x[0].d, x[1].d, x[2].d, x[3].d);
+  }
+  LILY_UNROLL for (int i = 0; i < 16; i++) r[i] = {t[i][0], t[i][1], t[i][2], t[i][3]};
 #else
   uint32_t t[16][16];
   for (int i = 0; i < 16; i++) std::memcpy(t[i], &r[i], 64);

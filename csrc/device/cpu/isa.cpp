@@ -17,6 +17,9 @@ std::vector<std::string> cpu_instruction_sets() {
     found.push_back("avx512");
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back("avx2");
 #endif
+#if defined(LILY_ARM)
+  found.push_back("neon");  // part of every 64-bit ARM processor
+#endif
   found.push_back("portable");
   return found;
 }
@@ -30,6 +33,9 @@ cpu::KernelFn find_cpu_kernel(const std::string& name, const std::string& isa, D
 #if defined(LILY_X86)
   if (isa == "avx512") fn = cpu::avx512::find_kernel(name.c_str(), f32);
   if (isa == "avx2") fn = cpu::avx2::find_kernel(name.c_str(), f32);
+#endif
+#if defined(LILY_ARM)
+  if (isa == "neon") fn = cpu::neon::find_kernel(name.c_str(), f32);
 #endif
   if (isa == "portable") fn = cpu::portable::find_kernel(name.c_str(), f32);
   if (!fn) throw InvalidArgument("the cpu has no kernel named '" + name + "'");

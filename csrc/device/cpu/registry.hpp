@@ -15,4 +15,9 @@ namespace avx512 {
 KernelFn find_kernel(const char* name, bool float32);
 }
 #endif
+#if defined(LILY_ARM)
+namespace neon {
+KernelFn find_kernel(const char* name, bool float32);
+}
+#endif
 }  // namespace lily::cpu

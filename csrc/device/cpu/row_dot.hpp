@@ -58,6 +58,8 @@ LILY_INLINE V load_bf16_half(const void* p) {
   return from_bits(shl<16>(U{_mm512_cvtepu16_epi32(_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)p)))}));
 #elif defined(__AVX2__)
   return from_bits(shl<16>(U{_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), _mm256_setzero_si256()}));
+#elif defined(LILY_NEON)
+  return from_bits(shl<16>(widen(load_halves(p), vdupq_n_u16(0))));
 #else
   uint16_t t[16] = {};
   std::memcpy(t, p, 16);
@@ -133,6 +135,9 @@ LILY_INLINE V scale_pair(const uint8_t* p) {
   return {_mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_set1_epi32(int(two)), select))};
 #elif defined(__AVX2__)
   return {_mm256_set1_ps(bits_float(two << 16)), _mm256_set1_ps(bits_float(two & 0xffff0000u))};
+#elif defined(LILY_NEON)
+  float32x4_t one = vdupq_n_f32(bits_float(two << 16)), other = vdupq_n_f32(bits_float(two & 0xffff0000u));
+  return {one, one, other, other};
 #else
   V r;
   for (int i = 0; i < 16; i++) r.v[i] = bits_float(i < 8 ? two << 16 : two & 0xffff0000u);
@@ -245,7 +250,7 @@ template <uint32_t kind> struct DotPlain {
   }
 };
 
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__AVX2__) || defined(__AVX512F__) || defined(LILY_NEON)
 constexpr uint32_t kRowsAtOnce = 4;
 #else
 constexpr uint32_t kRowsAtOnce = 1;

@@ -27,6 +27,11 @@ LILY_INLINE uint32_t lanes_at_least(V a, V b) {
   return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
 #elif defined(__AVX2__)
   return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ))) | uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ))) << 8;
+#elif defined(LILY_NEON)
+  const uint32x4_t one = {1, 2, 4, 8};
+  uint32x4_t low = vorrq_u32(vandq_u32(vcgeq_f32(a.a, b.a), one), vandq_u32(vcgeq_f32(a.b, b.b), vshlq_n_u32(one, 4)));
+  uint32x4_t high = vorrq_u32(vandq_u32(vcgeq_f32(a.c, b.c), vshlq_n_u32(one, 8)), vandq_u32(vcgeq_f32(a.d, b.d), vshlq_n_u32(one, 12)));
+  return vaddvq_u32(vorrq_u32(low, high));
 #else
   uint32_t m = 0;
   for (int i = 0; i < 16; i++) m |= uint32_t(a.v[i] >= b.v[i]) << i;

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, with the same lane order, the same order of sums and the same fused multiply-adds on every x86 variant, so that
-// AVX2 and AVX-512 agree bit for bit. The portable form multiplies and adds separately. All loads and stores accept any address.
+// Sixteen floats at a time, with the same lane order, the same order of sums and the same fused multiply-adds on AVX2, AVX-512 and NEON, so
+// that they agree bit for bit. The portable form multiplies and adds separately. All loads and stores accept any address.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -12,6 +12,8 @@
 #endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#elif defined(LILY_NEON)  // set for the namespace neon: portable code on the same processor has no macro of its own
+#include <arm_neon.h>
 #endif
 
 #ifndef LILY_CPU_NS
@@ -123,6 +125,76 @@ LILY_INLINE float reduce_add(V a) {
   c = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
+#elif defined(LILY_NEON)
+struct V { float32x4_t a, b, c, d; };
+struct U { uint32x4_t a, b, c, d; };
+#define LILY_ONE(R, name, T, op) LILY_INLINE R name(T x) { return {op(x.a), op(x.b), op(x.c), op(x.d)}; }
+#define LILY_TWO(T, name, op) LILY_INLINE T name(T x, T y) { return {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}; }
+// x86's choice where a value is NaN or both are zeros: the second one
+LILY_INLINE float32x4_t larger_of(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
+LILY_INLINE float32x4_t smaller_of(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
+LILY_INLINE uint32x4_t nearest_int(float32x4_t x) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(x)); }
+LILY_INLINE float32x4_t signed_float(uint32x4_t x) { return vcvtq_f32_s32(vreinterpretq_s32_u32(x)); }
+LILY_INLINE uint32x4_t shift_right(uint32x4_t x, uint32x4_t n) { return vshlq_u32(x, vnegq_s32(vreinterpretq_s32_u32(n))); }
+LILY_INLINE V splat(float x) { float32x4_t v = vdupq_n_f32(x); return {v, v, v, v}; }
+LILY_INLINE V zero() { return splat(0); }
+LILY_INLINE V load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+LILY_INLINE void store(float* p, V x) { vst1q_f32(p, x.a); vst1q_f32(p + 4, x.b); vst1q_f32(p + 8, x.c); vst1q_f32(p + 12, x.d); }
+LILY_TWO(V, add, vaddq_f32)
+LILY_TWO(V, sub, vsubq_f32)
+LILY_TWO(V, mul, vmulq_f32)
+LILY_TWO(V, div, vdivq_f32)
+LILY_TWO(V, max, larger_of)
+LILY_TWO(V, min, smaller_of)
+LILY_INLINE V fma(V x, V y, V z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)}; }
+LILY_ONE(V, round_nearest, V, vrndnq_f32)
+LILY_ONE(U, to_int, V, nearest_int)
+LILY_ONE(V, to_float, U, signed_float)
+LILY_INLINE uint32x4_t load_part(const void* p) { return vreinterpretq_u32_u8(vld1q_u8(static_cast<const uint8_t*>(p))); }
+LILY_INLINE U loadu(const void* p) { const char* q = static_cast<const char*>(p); return {load_part(q), load_part(q + 16), load_part(q + 32), load_part(q + 48)}; }
+LILY_INLINE U splatu(uint32_t x) { uint32x4_t v = vdupq_n_u32(x); return {v, v, v, v}; }
+LILY_TWO(U, addu, vaddq_u32)
+LILY_TWO(U, andu, vandq_u32)
+LILY_TWO(U, oru, vorrq_u32)
+template <int n> LILY_INLINE U shl(U x) { return {vshlq_n_u32(x.a, n), vshlq_n_u32(x.b, n), vshlq_n_u32(x.c, n), vshlq_n_u32(x.d, n)}; }
+template <int n> LILY_INLINE U shr(U x) { return {vshrq_n_u32(x.a, n), vshrq_n_u32(x.b, n), vshrq_n_u32(x.c, n), vshrq_n_u32(x.d, n)}; }
+LILY_TWO(U, shrv, shift_right)
+LILY_ONE(U, bits, V, vreinterpretq_u32_f32)
+LILY_ONE(V, from_bits, U, vreinterpretq_f32_u32)
+LILY_INLINE float32x4_t permute_part(uint8x16x4_t table, uint32x4_t i) {  // byte k of a word is byte 4 i + k of the table
+  uint32x4_t byte = vmlaq_u32(vdupq_n_u32(0x03020100), vandq_u32(i, vdupq_n_u32(15)), vdupq_n_u32(0x04040404));
+  return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(byte)));
+}
+LILY_INLINE V permute(V t, U i) {
+  uint8x16x4_t table = {{vreinterpretq_u8_f32(t.a), vreinterpretq_u8_f32(t.b), vreinterpretq_u8_f32(t.c), vreinterpretq_u8_f32(t.d)}};
+  return {permute_part(table, i.a), permute_part(table, i.b), permute_part(table, i.c), permute_part(table, i.d)};
+}
+LILY_INLINE U widen(uint16x8_t low, uint16x8_t high) {
+  return {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
+}
+LILY_INLINE uint16x8_t load_halves(const void* p) { return vreinterpretq_u16_u8(vld1q_u8(static_cast<const uint8_t*>(p))); }
+LILY_INLINE U load_u8(const void* p) {
+  uint8x16_t x = vld1q_u8(static_cast<const uint8_t*>(p));
+  return widen(vmovl_u8(vget_low_u8(x)), vmovl_u8(vget_high_u8(x)));
+}
+LILY_INLINE U load_u16(const void* p) { return widen(load_halves(p), load_halves(static_cast<const char*>(p) + 16)); }
+LILY_INLINE void store_u16(void* p, U x) {  // values below 65536
+  uint8_t* q = static_cast<uint8_t*>(p);
+  vst1q_u8(q, vreinterpretq_u8_u16(vcombine_u16(vmovn_u32(x.a), vmovn_u32(x.b))));
+  vst1q_u8(q + 16, vreinterpretq_u8_u16(vcombine_u16(vmovn_u32(x.c), vmovn_u32(x.d))));
+}
+LILY_INLINE U gather_u32(const void* p, U o) {
+  uint32_t offset[16], r[16];
+  std::memcpy(offset, &o, 64);
+  for (int i = 0; i < 16; i++) r[i] = load_any<uint32_t>(static_cast<const char*>(p) + int32_t(offset[i]));
+  return loadu(r);
+}
+LILY_INLINE float reduce_add(V x) {
+  float32x4_t c = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+  return vpadds_f32(vadd_f32(vget_low_f32(c), vget_high_f32(c)));
+}
+#undef LILY_ONE
+#undef LILY_TWO
 #else
 struct V { float v[16]; };
 struct U { uint32_t v[16]; };
@@ -194,7 +266,7 @@ LILY_INLINE void store1(F32* p, float a) { p->value = a; }
 
 // Multiply-add of single floats with the same rounding as the vector form.
 LILY_INLINE float fma1(float a, float b, float c) {
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(LILY_NEON)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
@@ -202,7 +274,7 @@ LILY_INLINE float fma1(float a, float b, float c) {
 }
 
 // e^x within 2 ulp; 0 below -87.5 (no subnormals), inf above 88.8, NaN kept. Range reduction by ln 2 in two parts, degree-7 polynomial.
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(LILY_NEON)
 LILY_INLINE
 #else
 static inline __attribute__((noinline))  // inlined at every use, its scalar loops dominate the build

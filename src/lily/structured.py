@@ -1,0 +1,141 @@
+"""Answers in a given form, as token masks: one of several texts, or JSON by llguidance (the extra `structured`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lily.errors import MessageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lily.model import Model
+
+    Mask = Callable[[list[int]], np.ndarray[Any, Any]]
+
+_THINK_END = "</think>"
+_AFTER_THOUGHTS = "\n\n"
+
+
+def both(first: Mask | None, second: Mask | None) -> Mask | None:
+    """The tokens that both masks allow."""
+    if first is None or second is None:
+        return first or second
+    return lambda ids: first(ids) & second(ids)
+
+
+def choice_mask(texts: Sequence[str], model: Model) -> Mask:
+    """Begin with one of `texts`, then go on freely."""
+    paths = [model.encode(text) for text in texts]
+    size = model.config.vocab_size
+
+    def mask(ids: list[int]) -> np.ndarray[Any, Any]:
+        going_on = {path[len(ids)] for path in paths if path[: len(ids)] == ids and len(path) > len(ids)}
+        return _only(going_on, size) if going_on else _all(size)
+
+    return mask
+
+
+def format_mask(response_format: Any, model: Model, *, thinking: bool) -> Mask | None:
+    """The mask of an OpenAI `response_format`; with `thinking` it begins where the thoughts end."""
+    schema = _schema(response_format)
+    return None if schema is None else _JsonMask(schema, model, thinking)
+
+
+def _schema(given: Any) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(f"response_format is {type(given).__name__}, expected an object such as {{'type': 'json_object'}}")
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise MessageError(f"is {kind!r}, expected 'text', 'json_object' or 'json_schema'", path="response_format.type")
+    outer = given.get("json_schema")
+    schema = outer.get("schema") if isinstance(outer, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise MessageError("is missing, expected a JSON schema", path="response_format.json_schema.schema")
+    return dict(schema)
+
+
+class _JsonMask:
+    """Free until the thoughts are closed, then the blank line of the template, then the grammar."""
+
+    def __init__(self, schema: dict[str, Any], model: Model, thinking: bool) -> None:
+        self._library = _llguidance()
+        self._size = model.config.vocab_size
+        self._model = model
+        # Without a word about it the grammar allows white space anywhere, and small models get lost in it.
+        spaced = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+        grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps(spaced | schema))
+        problem = self._library.LLMatcher.validate_grammar(grammar, _tokens(model, self._library))
+        if problem:
+            raise MessageError(f"cannot be used: {problem}", path="response_format.json_schema.schema")
+        self._matcher = self._library.LLMatcher(_tokens(model, self._library), grammar)
+        self._forced = model.encode(_AFTER_THOUGHTS) if thinking else []
+        self._open = thinking
+        self._text = b""
+        self._seen = 0
+        self._behind = 0  # tokens behind the thoughts
+
+    def __call__(self, ids: list[int]) -> np.ndarray[Any, Any]:
+        for token in ids[self._seen :]:
+            self._take(token)
+        self._seen = len(ids)
+        if self._open:
+            return _all(self._size)
+        if self._behind < len(self._forced):
+            return _only({self._forced[self._behind]}, self._size)
+        import numpy as np
+
+        words = np.zeros((1, -(-self._size // 32)), np.int32)
+        self._library.numpy.fill_next_token_bitmask(self._matcher, words)
+        allowed = words[0].view(np.uint32)
+        return _only(self._model.end_tokens, self._size) if self._matcher.is_stopped() else allowed
+
+    def _take(self, token: int) -> None:
+        if self._open:
+            self._text = (self._text + self._model.tokenizer.token_bytes(token))[-2 * len(_THINK_END) :]
+            self._open = _THINK_END.encode() not in self._text
+        elif self._behind < len(self._forced):
+            self._behind += 1
+        elif token not in self._model.end_tokens:
+            self._matcher.consume_token(token)
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+        import llguidance.numpy
+    except ImportError as error:
+        raise ImportError("response_format needs llguidance: pip install 'lily-inference[structured]'") from error
+    return llguidance
+
+
+def _tokens(model: Model, library: Any) -> Any:
+    """The model's vocabulary in the library's form, made once."""
+    known = model._grammar_tokens
+    if known is None:
+        ends = sorted(model.end_tokens)
+        known = model._grammar_tokens = library.LLTokenizer(model.tokenizer.backend.to_str(), model.config.vocab_size, ends)
+    return known
+
+
+def _all(size: int) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return np.full(-(-size // 32), 0xFFFFFFFF, np.uint32)
+
+
+def _only(ids: Any, size: int) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    words = np.zeros(-(-size // 32), np.uint32)
+    for token in ids:
+        words[token // 32] |= np.uint32(1 << (token % 32))
+    return words
