@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import pytest
+from checkpoints import tiny
 
 import lily
-from checkpoints import tiny
 
 
 @pytest.fixture(scope="module")
