@@ -18,7 +18,7 @@ export ASAN_OPTIONS="detect_leaks=1:halt_on_error=1:abort_on_error=0:detect_stac
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
 export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1"
 if [ "$sanitize" = thread ] && [ $# -lt 2 ]; then
-  for tests in pool_ sessions_ forks_ closing_ device_ limits_; do "$build/lily_test" "$build/data" "$tests"; done
+  for tests in pool sessions_ forks_ closing_ device_ limits_; do "$build/lily_test" "$build/data" "$tests"; done
 else
   "$build/lily_test" "$build/data" "${2:-}"
 fi
