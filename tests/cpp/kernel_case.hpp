@@ -1,6 +1,6 @@
 // A kernel's dispatch as a test describes it: arguments and buffers of exactly the size that the contract names. It runs on any
 // instruction set and storage, from the heap (so that the address sanitizer sees an overrun by a byte) or with each buffer's end at a
-// page that must not be touched (so that gathers, which the sanitizer does not see, fault).
+// page that must not be touched (so that gathers and wide vector loads, of which the sanitizer misses some, fault).
 #pragma once
 #include <cstring>
 #include <string>

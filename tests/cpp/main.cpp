@@ -1,4 +1,4 @@
-// The test program: lily_test DATA_DIR [part of a test's name]. DATA_DIR is what describe.py wrote.
+// The test program: lily_test DATA_DIR [part of a test's name, or -PART for all tests without it]. DATA_DIR is what describe.py wrote.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -14,9 +14,11 @@ int main(int argc, char** argv) {
   }
   data_directory() = argv[1];
   const std::string filter = argc > 2 ? argv[2] : "";
+  const bool exclude = !filter.empty() && filter[0] == '-';
+  const std::string part = filter.substr(exclude);
   int run = 0, failed = 0;
   for (const Test& test : tests()) {
-    if (std::string(test.name).find(filter) == std::string::npos) continue;
+    if ((std::string(test.name).find(part) != std::string::npos) == exclude) continue;
     run++;
     std::string error;
     auto start = std::chrono::steady_clock::now();

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the C++ test program under sanitizers and runs it on the fixtures:
-#   tests/cpp/run.sh BUILD_DIR [part of a test's name]
+#   tests/cpp/run.sh BUILD_DIR [part of a test's name, or -PART for all without it]
 # SANITIZE=thread runs the tests of threads under the thread sanitizer; PYTHON names an interpreter that has lily installed.
 set -eu
 cd "$(dirname "$0")/../.."
