@@ -76,6 +76,7 @@ typedef struct { LilyFormat fmt; uint32_t H; uint32_t V; } LilyEmbedArgs;
 // rmsnorm_rows: 0 step, 1 h f32[T,H], 2 weight f32[H], 3 x act[T,H] (w). grid: T
 // norm_final:   0 h f32[H], 1 ssq f32[H/16], 2 weight f32[H], 3 x act[H] (w), 4 hidden f32[H] (w, a copy of h). grid: 1
 // residual_rows: 0 step, 1 y f32[T,H], 2 h f32[T,H] (rw). grid: T.   h += y
+// residual_step: 0 y f32[H], 1 h f32[H] (rw), 2 ssq f32[H/16] (w). grid: 1.   h += y; the kernel tests' twin of gemv_residual and moe_down, in no program
 // take_rows:    0 step, 1 h f32[T,H], 2 hidden f32[H] (w: last live row), 3.. 3+8: snapshot hidden f32[H] (w), 11 all f32[T,H] (w, when copy_all). grid: T
 typedef struct { uint32_t H; float eps; uint32_t copy_all; } LilyNormArgs;
 
