@@ -320,3 +320,12 @@ def test_the_progress_of_a_prefill_counts_to_its_end(demo):
     demo.prefill([7] * 1200, progress=lambda *state: calls.append(state))
     assert calls[0] == ("prefill", 0, 1200) and calls[-1] == ("prefill", 1200, 1200)
     assert [done for _, done, _ in calls] == sorted({done for _, done, _ in calls})
+
+
+def test_generating_reports_the_prompt_as_loading_did():
+    seen = []
+    with lily.Model.demo(progress=lambda stage, done, total: seen.append((stage, done, total))) as model:
+        assert {stage for stage, _, _ in seen} == {"load"}
+        seen.clear()
+        model.generate([5] * 600, max_tokens=1)
+    assert seen[0] == ("prefill", 0, 600) and seen[-1] == ("prefill", 600, 600)

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from lily.errors import SamplingError
+from lily.progress import reporting
 from lily.request import Request
 from lily.results import Chunk, Generation, Timing, TokenLogprob, Usage
 from lily.text import StopMatcher
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from lily.model import Model
     from lily.progress import Report
+
+
+_BAR_TOKENS = 512  # prompts up to this length show no bar
 
 
 class Run:
@@ -51,8 +55,15 @@ class Run:
             decoder.close()
 
     def _read(self, report: Report | None) -> None:
-        if self._ids is not None:
+        if self._ids is None:
+            return
+        if report is not None:
             self._session.append(self._ids, report)
+            return
+        # As at loading; no bar for what is read in a blink.
+        progress = self._model._progress
+        with reporting(progress if callable(progress) or len(self._ids) > _BAR_TOKENS else None) as shown:
+            self._session.append(self._ids, shown)
 
     def _limit(self) -> int:
         room = max(self._model.max_context - self._prompt, 0)
