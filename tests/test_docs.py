@@ -36,7 +36,7 @@ def readme_command(name: str) -> str:
 
 def test_readme_names_the_two_commands():
     assert readme_command("try") == 'pip install . && lily generate "Once upon a time"'
-    assert readme_command("test") == "pip install '.[test]' && python -m pytest"
+    assert readme_command("test") == "pip install '.[test,mlx]' && python -m pytest"
 
 
 def test_ci_runs_the_test_command_of_readme():

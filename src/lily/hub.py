@@ -28,6 +28,7 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None, refr
     A complete snapshot is used without any network call unless `refresh`. Otherwise config.json comes first and is
     checked, then the small files, whose index is checked, then the weights. Raises `CheckpointError`.
     """
+    check_source(source, revision)
     directory = local_directory(source)
     if directory is not None:
         return directory
@@ -44,8 +45,19 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None, refr
         raise CheckpointError(f"{error}; {broken}", found=error.found, expected=error.expected, tensor=error.tensor) from error
 
 
+def check_source(source: Any, revision: Any = None) -> None:
+    """Raise `TypeError` or `ValueError` unless these can name a checkpoint and a revision of it."""
+    if not isinstance(source, (str, os.PathLike)) or isinstance(os.fspath(source), bytes):
+        raise TypeError(f"the checkpoint is {source!r}, expected a directory or a Hub id such as 'owner/name'")
+    if revision is not None and not isinstance(revision, str):
+        raise TypeError(f"revision is {revision!r}, expected the name of a branch or tag, a commit, or None")
+    if revision == "" or "\0" in os.fspath(source) + (revision or ""):
+        raise ValueError(f"{os.fspath(source)!r} at revision {revision!r}: no such name can exist")
+
+
 def local_directory(source: str | os.PathLike[str]) -> Path | None:
     """`source` as a directory; None when it must be a Hub id. Raises `CheckpointError` when it can be neither."""
+    check_source(source)
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -106,6 +118,7 @@ def _describe_partial(repo: str, revision: str | None) -> str | None:
 
 def find_config(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """The config.json of a file path, a directory or a Hub id; from the Hub it alone is downloaded."""
+    check_source(source, revision)
     path = Path(source).expanduser()
     if path.is_file():
         return path

@@ -17,7 +17,7 @@ from lily.config import ModelConfig, read_json
 from lily.device import DeviceInfo, device_info
 from lily.errors import TemplateError
 from lily.generation import Run, collect
-from lily.loading import check_bits, check_positive, check_vocabulary
+from lily.loading import check_options, check_vocabulary
 from lily.progress import Progress, Report, reporting
 from lily.prompts import is_batch, to_ids
 from lily.request import Request, takes_options
@@ -98,9 +98,9 @@ class Model(ChatMethods, AsyncMethods):
         >>> model.max_context
         512
         """
-        check_positive("max_context", max_context)
-        check_positive("memory_limit", memory_limit)
-        check_bits(quantize)
+        check_options(
+            device=device, max_context=max_context, memory_limit=memory_limit, quantize=quantize, refresh=refresh, progress=progress
+        )
         directory = hub.resolve(source, revision=revision, refresh=refresh, progress=progress)
         config = ModelConfig.from_file(directory)
         if max_context is not None and max_context > config.max_context:
