@@ -13,8 +13,12 @@ from lily.config import ModelConfig
 from lily.weights import abstract_weights, load_weights
 
 CONTEXTS = (4096, 32768, 131072)
-# Two decode steps are in flight: one state is read while two are written.
-_STATES_IN_DECODE = 3
+# Two decode steps are in flight: one state is read while two are written. Beside them lie the empty one and a spare.
+_STATES_IN_DECODE = 5
+# How the engine holds a session (csrc/engine: pools.cpp, session.cpp): K and V in blocks of tokens, their number grown by
+# doubling, and a state every so many tokens, the older the fewer.
+_KV_BLOCK_TOKENS, _FIRST_BLOCKS = 256, 4
+_SNAPSHOT_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,12 @@ class Plan:
         return self.decode["bytes"]
 
     def memory(self, tokens: int) -> dict[str, int]:
-        """Bytes by kind for one session of `tokens` tokens."""
+        """Bytes by kind for one session whose prompt and answer have `tokens` tokens together, at its largest."""
         parts = {
             "weights": self.weights,
-            "kv": tokens * self.kv_bytes_per_token,
+            "kv": _kv_tokens(tokens) * self.kv_bytes_per_token,
             "states": _STATES_IN_DECODE * self.state_bytes,
+            "snapshots": _snapshots(tokens) * self.state_bytes,
             "workspace": self.workspace_bytes,
         }
         return parts | {"total": sum(parts.values())}
@@ -118,6 +123,19 @@ class Plan:
             rates = [f"{self.tokens_per_second(chip, tokens):.0f}" for tokens in CONTEXTS]
             lines.append(_row(f"  {chip.name}, {chip.gigabytes_per_second:g} GB/s", rates) + f"   {chip.source}")
         return "\n".join(lines)
+
+
+def _kv_tokens(tokens: int) -> int:
+    """The tokens that there is room for when the last of `tokens` is written."""
+    blocks = max(_FIRST_BLOCKS, -(-tokens // _KV_BLOCK_TOKENS))
+    return (1 << (blocks - 1).bit_length()) * _KV_BLOCK_TOKENS
+
+
+def _snapshots(tokens: int) -> int:
+    """States kept of a prompt: its end, and those on the grid that are near enough for how coarse their place is."""
+    last = tokens // _SNAPSHOT_TOKENS
+    near = sum(last - step <= 4 * (step & -step) for step in range(1, last + 1))
+    return near + (tokens % _SNAPSHOT_TOKENS > 0)
 
 
 def plan(source: str | os.PathLike[str], *, revision: str | None = None) -> Plan:
