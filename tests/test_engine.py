@@ -310,20 +310,23 @@ def test_two_models_in_one_process(device):
     dense.close()
 
 
-def test_streams_interleave_and_an_unread_one_blocks_none():
-    loaded = model(MOE)
-    prompts = [prompt(MOE, n) for n in (7, 300, 64)]
-    alone = [loaded.generate(ids, max_tokens=16, **GREEDY).tokens for ids in prompts]
+@pytest.mark.parametrize("name", [MOE, DENSE])
+def test_requests_of_any_lengths_give_the_same_together_as_alone(name):
+    """As a list, and as streams of which a fourth joins while three decode and a fifth is never read further."""
+    loaded = model(name)
+    prompts = [prompt(name, 300)[:n] for n in (7, 131, 64, 23)]
+    alone = [loaded.generate(ids, max_tokens=32, **GREEDY).tokens for ids in prompts]
+    assert [answer.tokens for answer in loaded.generate(prompts, max_tokens=32, **GREEDY)] == alone
     unread = loaded.stream(prompts[0], max_tokens=500, **GREEDY)
     next(unread)
-    streams = [loaded.stream(ids, max_tokens=16, **GREEDY) for ids in prompts[:2]]
-    found = [[], [], []]
-    for step in range(20):
-        if step == 4:  # a third request joins while two are running
-            streams.append(loaded.stream(prompts[2], max_tokens=16, **GREEDY))
+    streams = [loaded.stream(ids, max_tokens=32, **GREEDY) for ids in prompts[:3]]
+    found = [[], [], [], []]
+    for step in range(12 + 32):
+        if step == 12:
+            streams.append(loaded.stream(prompts[3], max_tokens=32, **GREEDY))
         for tokens, stream in zip(found, streams, strict=False):
-            tokens += next(stream).tokens if len(tokens) < 16 else []
-    assert found == alone
+            tokens += next(stream).tokens if len(tokens) < 32 else []
+    assert found == alone and len({tuple(tokens) for tokens in alone}) == 4
     assert len(next(unread).tokens) == 1
     unread.close()
 
