@@ -108,6 +108,16 @@ def test_a_norm_that_is_not_finite(tmp_path):
     assert "layers.1.input_layernorm: holds a value that is not finite" in problem(write(tmp_path, MOE, tensors=tensors))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_norms_too_large_to_add_up_in_float32(tmp_path, value):
+    tensors = {
+        key: stored(np.full_like(values(tensor), value), "BF16") if key.endswith("layernorm.weight") else tensor
+        for key, tensor in read_tensors(MOE).items()
+    }
+    assert abs(lily.inspect(write(tmp_path, MOE, tensors=tensors)).norms["mean"]) == pytest.approx(3e38, rel=0.01)
+
+
 def test_a_file_that_was_allocated_and_never_filled(tmp_path):
     tensors = read_tensors(MOE)
     key = f"{BASE}.layers.3.self_attn.q_proj.weight"

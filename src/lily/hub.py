@@ -36,10 +36,11 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None, refr
     snapshot = None if refresh else local_snapshot(repo, revision)
     if snapshot is not None:
         return snapshot
+    sizes: dict[str, int] = {}
     try:
-        return _download(repo, revision, progress)
+        return _download(repo, revision, progress, sizes)
     except CheckpointError as error:
-        broken = _describe_partial(repo, revision)
+        broken = _describe_partial(repo, revision, sizes)
         if not broken:
             raise
         raise CheckpointError(f"{error}; {broken}", found=error.found, expected=error.expected, tensor=error.tensor) from error
@@ -103,8 +104,8 @@ def lacking(directory: Path) -> dict[str, int | None]:
     return result | dict.fromkeys(absent) | shortfalls(directory, present)
 
 
-def _describe_partial(repo: str, revision: str | None) -> str | None:
-    """In words, what the local copy of a Hub id lacks; None without one, or when it is whole."""
+def _describe_partial(repo: str, revision: str | None, sizes: dict[str, int]) -> str | None:
+    """In words, what the local copy of a Hub id lacks; None without one, or when it is whole. `sizes` are the Hub's, if known."""
     path = cached_snapshot(repo, revision)
     if path is None:
         return None
@@ -112,7 +113,8 @@ def _describe_partial(repo: str, revision: str | None) -> str | None:
         missing = lacking(path)
     except CheckpointError as error:
         return str(error)
-    listed = [f"{name} lacks {'all' if count is None else count} bytes" for name, count in missing.items()]
+    absent = {name: f"all of its {sizes[name]}" if name in sizes else "all" for name in missing}
+    listed = [f"{name} lacks {absent[name] if count is None else count} bytes" for name, count in missing.items()]
     return f"the local copy {path} is incomplete: {', '.join(listed)}" if listed else None
 
 
@@ -138,13 +140,14 @@ def _fetch_config(repo: str, revision: str | None) -> Path:
         return Path(str(hf_hub_download(repo, "config.json", revision=revision)))
 
 
-def _download(repo: str, revision: str | None, progress: Progress) -> Path:
+def _download(repo: str, revision: str | None, progress: Progress, sizes: dict[str, int]) -> Path:
+    """Fills `sizes`, by file name, as soon as the Hub has said them."""
     from huggingface_hub import HfApi
 
     with _hub_errors(repo, revision):
         # Asks the Hub itself: the download functions fall back to an old cached copy without a word.
         info = HfApi().model_info(repo, revision=revision, files_metadata=True)
-    sizes = {item.rfilename: item.size or 0 for item in info.siblings or []}
+    sizes.update((item.rfilename, item.size or 0) for item in info.siblings or [])
     if "config.json" not in sizes:
         raise CheckpointError(f"{repo}: the repository has no config.json", expected="config.json")
     config = ModelConfig.from_file(_fetch_config(repo, revision))

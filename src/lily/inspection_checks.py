@@ -105,7 +105,7 @@ def _norms(weights: Sequence[Mapping[str, Any]], config: ModelConfig) -> tuple[d
             problems.append(str(error))
             continue
         if weight["name"] in centred and weight["name"].endswith("layernorm"):
-            means.append(float(values.mean()))
+            means.append(float(values.mean(dtype=np.float64)))
     original = any(weight.get("add_one") for weight in weights)
     mean = float(np.mean(means)) if means else 0.0
     if means and original and mean > 0.5:
