@@ -109,13 +109,14 @@ def test_a_norm_that_is_not_finite(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("value", [3e38, -3e38])
-def test_norms_too_large_to_add_up_in_float32(tmp_path, value):
-    tensors = {
-        key: stored(np.full_like(values(tensor), value), "BF16") if key.endswith("layernorm.weight") else tensor
-        for key, tensor in read_tensors(MOE).items()
-    }
-    assert abs(lily.inspect(write(tmp_path, MOE, tensors=tensors)).norms["mean"]) == pytest.approx(3e38, rel=0.01)
+@pytest.mark.parametrize("name", ["layers.1.post_attention_layernorm", "layers.3.self_attn.k_norm", "layers.0.linear_attn.norm", "norm"])
+@pytest.mark.parametrize(("value", "message"), [(0, "by zero"), (3e38, "by 3e+38 on average"), (-5000, "expected about 1")])
+def test_a_single_norm_that_no_training_gives(tmp_path, name, value, message):
+    tensors = read_tensors(MOE)
+    key = f"{BASE}.{name}.weight"
+    tensors[key] = stored(np.full_like(values(tensors[key]), value), "BF16")
+    report = lily.inspect(write(tmp_path, MOE, tensors=tensors))
+    assert not report.ok and report.problems[0].startswith(f"{name}: ") and message in report.problems[0]
 
 
 def test_a_file_that_was_allocated_and_never_filled(tmp_path):
