@@ -127,7 +127,7 @@ def test_an_old_tool_chain_costs_one_chain_only(model):
     messages += [assistant("All at noon."), user("Name a bird.")]
     reply = model.chat(messages, tools=[get_time], max_tokens=0)
     tools = [tool.declaration for tool in lily.tools.declared([get_time])]
-    first_turn = Rendering(model.template, model.tokenizer, normalise(messages), tools=tools)._boundary(before)
+    first_turn = Rendering(model.template, model.tokenizer, normalise(messages), tools=tools)._turns[before]
     assert reply.usage.reused_tokens >= first_turn
     assert reply.reuse.message == before
 

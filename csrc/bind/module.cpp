@@ -178,7 +178,7 @@ void define_session(nb::module_& m) {
             session->engine()->sessions().keep(session);
           },
           "Kept for reuse only: from now on the engine may let go of it when memory is short, the one kept longest ago first.")
-      .def_prop_ro("evicted", [](NativeSession& s) { return s.get()->evicted(); }, "Whether the engine has let go of it.")
+      .def_prop_ro("evicted", [](NativeSession& s) { return !s.session || s.session->evicted(); }, "Whether the engine has let go of it, or it was closed.")
       .def(
           "start",
           [](NativeSession& s, nb::dict sampling, uint64_t max_tokens) {
