@@ -150,7 +150,7 @@ KvBlockPtr KvCache::allocate() {
       }
     }
     // A session that is let go of gives blocks back, so that nothing need grow.
-    if (!grow(1) && !budget_->make_room()) budget_->refuse(MemoryKind::kv, block_bytes_ * 2 * k_.size());
+    if (!grow(1) && !budget_->make_room()) budget_->refuse(MemoryKind::kv, block_bytes_ * (2 * k_.size() + capacity_));
   }
 }
 

@@ -33,6 +33,14 @@ void Session::check_ids(const int32_t* ids, size_t n) const {
 StatePtr Session::current() const { return state_ ? state_ : engine_->zero_state(); }
 
 void Session::reserve(uint32_t end) {
+  for (;;) try {
+      return reserve_blocks(end);
+    } catch (const OutOfMemoryError&) {
+      if (!drop_snapshot()) throw;
+    }
+}
+
+void Session::reserve_blocks(uint32_t end) {
   std::lock_guard<std::recursive_mutex> lock(engine_->mutex());
   KvCache& kv = engine_->kv();
   const size_t needed = (size_t(end) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK, first = consumed_ / LILY_KV_BLOCK;
@@ -204,10 +212,15 @@ StatePtr Session::fresh_state() {
   for (;;) try {
       return engine_->new_state();
     } catch (const OutOfMemoryError&) {
-      std::lock_guard<std::mutex> lock(content_);
-      if (snapshots_.empty()) throw;
-      snapshots_.erase(snapshots_.begin());
+      if (!drop_snapshot()) throw;
     }
+}
+
+bool Session::drop_snapshot() {
+  std::lock_guard<std::mutex> lock(content_);
+  if (snapshots_.empty()) return false;
+  snapshots_.erase(snapshots_.begin());
+  return true;
 }
 
 // For a state that is kept on the way: a prompt that is read without it is better than none.

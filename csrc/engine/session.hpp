@@ -90,6 +90,7 @@ class Session {
   };
   void check_ids(const int32_t* ids, size_t n) const;
   void reserve(uint32_t end);  // K/V blocks for positions below end, the first one to be written unshared
+  void reserve_blocks(uint32_t end);
   void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
   void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
             const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks);
@@ -98,7 +99,8 @@ class Session {
   void keep_snapshot(uint32_t position, const StatePtr& state, bool marked);
   void thin_snapshots();
   StatePtr snapshot_state();  // null when the budget is full
-  StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full
+  StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full, as reserve() does
+  bool drop_snapshot();
   std::shared_ptr<Session> copy(uint32_t n_tokens, const StatePtr& state, uint32_t consumed) const;
   std::vector<Engine::Bound> common(const StatePtr& in, const StatePtr& out, const BufferPtr& step) const;
   StatePtr current() const;

@@ -245,4 +245,7 @@ class Session:
         return self._native.length
 
     def __repr__(self) -> str:
-        return f"Session({len(self)} tokens, {self.nbytes / (1 << 20):.1f} MiB)"
+        try:
+            return f"Session({len(self)} tokens, {self.nbytes / (1 << 20):.1f} MiB)"
+        except ValueError:
+            return "Session(closed)"
