@@ -54,7 +54,7 @@ def test_more_marks_than_a_chunk_carries_are_all_kept_in_order(model):
     session = model.session()
     marks = list(range(3, 40, 2))
     session._native.append(np.array(ids(300), np.int32), None, marks)
-    assert snapshots(session) == [*marks[-7:], 300]  # the newest eight marked ones
+    assert snapshots(session) == [3, *marks[-7:], 300]  # the first, and the newest eight marked ones
     assert same(session, model.prefill(ids(300)))
 
 

@@ -232,14 +232,21 @@ StatePtr Session::snapshot_state() {
   }
 }
 
-// Marked ones: the newest few. Regular ones: an older one must sit on a coarser grid, so that their number grows with the logarithm of the length.
+// Marked ones: the newest few, the first, and between them one for each doubling of the distance from the end. Regular ones: an older one must sit on a
+// coarser grid. The number of both grows with the logarithm of the length.
 void Session::thin_snapshots() {
   const uint32_t newest = snapshots_.empty() ? 0 : snapshots_.back().position;
+  const auto first = std::find_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& s) { return s.marked; });
+  const uint32_t head = first != snapshots_.end() ? first->position : 0;
   size_t marked = 0;
+  uint32_t kept = newest;
   for (size_t i = snapshots_.size(); i-- > 0;) {
     Snapshot& s = snapshots_[i];
-    if (s.marked && ++marked > kMarkedSnapshots) s.marked = false;
-    if (s.marked) continue;
+    if (s.marked && ++marked > kMarkedSnapshots && s.position != head && kept - s.position < newest - kept) s.marked = false;
+    if (s.marked) {
+      kept = s.position;
+      continue;
+    }
     uint32_t step = s.position / kSnapshotInterval;
     bool regular = s.position % kSnapshotInterval == 0 && step > 0;
     uint64_t reach = regular ? uint64_t(4 * kSnapshotInterval) << std::countr_zero(step) : 0;

@@ -26,7 +26,7 @@ struct SessionImage;
 class Session {
  public:
   static constexpr uint32_t kSnapshotInterval = 1024;
-  static constexpr size_t kMarkedSnapshots = 8;  // the newest ones stay
+  static constexpr size_t kMarkedSnapshots = 8;  // so many of the newest stay, and few of the others
 
   explicit Session(std::shared_ptr<Engine> engine);
   ~Session();

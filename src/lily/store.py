@@ -255,9 +255,10 @@ class SessionStore:
             return present[-1].session if present else None
 
     def _covered(self, old: _Entry, new: _Entry) -> bool:
-        """Whether the places at which a request could go on from `old` are in other entries too.
+        """Whether other entries serve what `old` does.
 
-        Its end may be lost when little would have to be read again: an answer that was rendered anew does not come back.
+        Its end may be lost when little would have to be read again: an answer that was rendered anew does not come back. Of its
+        other places the first must be elsewhere too (other conversations share the system text); the rest thin out as they age.
         """
         common = new.common(old.tokens)
         if (new.origins[:common] > old.origins[:common]).any():
@@ -267,7 +268,7 @@ class SessionStore:
             if other is not old:
                 kept.update(other.serves(old))
         end = len(old)
-        return kept.issuperset(at for at in old.snapshots if at <= common) and (common == end or end - max(kept) <= _SLACK)
+        return kept.issuperset(old.snapshots[:1]) and (common == end or end - max(kept) <= _SLACK)
 
     def _present(self) -> list[_Entry]:
         """The entries that the engine has not let go of."""
