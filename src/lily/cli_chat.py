@@ -86,8 +86,11 @@ class Talk:
     def save(self, path: Path) -> None:
         """The messages as JSON and, beside them, the session, so that nothing is read again."""
         temporary = path.with_name(f".{path.name}.part")
-        temporary.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2), encoding="utf-8")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2), encoding="utf-8")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         newest = self._model.sessions._newest()
         if newest is not None:
             newest.save(_session_path(path))
