@@ -53,8 +53,8 @@ nb::dict memory_dict(const NativeModel& m) {
   d["states"] = r.states;
   d["workspace"] = r.workspace;
   d["requests"] = r.requests;
-  d["snapshots"] = 0;
-  d["total"] = r.weights + r.kv + r.states + r.workspace + r.requests;
+  d["snapshots"] = r.snapshots;
+  d["total"] = r.weights + r.kv + r.states + r.snapshots + r.workspace + r.requests;
   d["limit"] = r.limit;
   d["kv_bytes_per_token"] = r.kv_bytes_per_token;
   d["state_bytes"] = r.state_bytes;
@@ -84,6 +84,24 @@ void define_model(nb::module_& m) {
           "spec"_a, "weights"_a, "device"_a = "auto", "max_context"_a = nb::none(), "memory_limit"_a = nb::none(), "progress"_a = nb::none())
       .def("session", [](NativeModel& m) { return NativeSession{std::make_shared<Session>(m.get())}; }, "A new, empty session.")
       .def("memory", &memory_dict, "Bytes in use by kind, and the limit.")
+      .def(
+          "held_bytes",
+          [](NativeModel&, const std::vector<NativeSession*>& sessions) {
+            std::vector<std::shared_ptr<Session>> held;
+            for (NativeSession* s : sessions)
+              if (s->session) held.push_back(s->session);
+            return held_bytes(held);
+          },
+          "sessions"_a, "Bytes that these sessions hold together; what they share is counted once.")
+      .def(
+          "trim",
+          [](NativeModel& m) {
+            std::shared_ptr<Engine> engine = m.get();
+            nb::gil_scoped_release release;
+            engine->trim();
+          },
+          "Gives back memory that no session holds.")
+      .def_prop_ro("fused", [](NativeModel& m) { return m.get()->fused(); }, "Whether the plan is the fused one.")
       .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), Policy::from_environment(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
       .def(
           "close",
@@ -152,6 +170,15 @@ void define_session(nb::module_& m) {
              return nb::ndarray<nb::numpy, float>(data, {V}, owner).cast();
            })
       .def("fork", [](NativeSession& s) { return NativeSession{s.get()->fork()}; })
+      .def(
+          "keep",
+          [](NativeSession& s) {
+            std::shared_ptr<Session> session = s.get();
+            nb::gil_scoped_release release;
+            session->engine()->sessions().keep(session);
+          },
+          "Kept for reuse only: from now on the engine may let go of it when memory is short, the one kept longest ago first.")
+      .def_prop_ro("evicted", [](NativeSession& s) { return !s.session || s.session->evicted(); }, "Whether the engine has let go of it, or it was closed.")
       .def(
           "start",
           [](NativeSession& s, nb::dict sampling, uint64_t max_tokens) {

@@ -109,6 +109,7 @@ void define_testing(nb::module_& m) {
   nb::module_ t = m.def_submodule("testing", "Hooks for tests; not a stable interface.");
   t.def("fail_at", [](NativeModel& m, int step, int stage) { m.get()->device()->fail_at(step, stage); }, "model"_a, "step"_a, "stage"_a);
   t.def("set_schedule", [](NativeModel& m, const std::string& text) { m.get()->set_schedule(Schedule::parse(text)); }, "model"_a, "schedule"_a);
+  t.def("set_regular_snapshots", [](NativeModel& m, bool on) { m.get()->set_regular_snapshots(on); }, "model"_a, "on"_a);
   t.def("trace", &trace, "model"_a, "ids"_a);
   t.def("state", &state, "session"_a);
   t.def("counters", [](NativeModel& m) {

@@ -8,7 +8,8 @@
 
 namespace lily {
 
-std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit, const Progress& progress) {
+std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit,
+                                     const Progress& progress) {
   // A forked child cannot stop threads that it does not have: there the engine is left as it is.
   std::shared_ptr<Engine> e(new Engine(), [](Engine* p) {
     if (!p->forked()) delete p;
@@ -34,6 +35,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   e->fixed_ = fixed;
   e->states_ = std::make_shared<StatePool>(e->device_, e->budget_, m.state.bytes);
   e->kv_ = std::make_shared<KvCache>(e->device_, e->budget_, m.spec.attention_layers(), m.kv_block_bytes(), [raw = e.get()] { raw->drain(); });
+  e->budget_->set_make_room([raw = e.get()] { return raw->make_room(); });
   return e;
 }
 
@@ -60,14 +62,38 @@ void Engine::set_chunk(uint32_t rows) {
 }
 
 void Engine::set_schedule(const Schedule& schedule) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
   schedule_ = schedule;
   programs_.clear();
 }
 
 MemoryReport Engine::memory() const {
-  return {budget_->used(MemoryKind::weights),   budget_->used(MemoryKind::kv), budget_->used(MemoryKind::states), budget_->used(MemoryKind::workspace),
-          budget_->used(MemoryKind::requests), budget_->limit(),              model_->kv_bytes_per_token(),      model_->state.bytes};
+  const uint64_t snapshots = sessions_.snapshot_states() * model_->state.bytes, states = budget_->used(MemoryKind::states);
+  return {budget_->used(MemoryKind::weights),
+          budget_->used(MemoryKind::kv),
+          states - std::min(states, snapshots),
+          snapshots,
+          budget_->used(MemoryKind::workspace),
+          budget_->used(MemoryKind::requests),
+          budget_->limit(),
+          model_->kv_bytes_per_token(),
+          model_->state.bytes};
+}
+
+// Spare states first, then the session that was kept for reuse and not used for longest, with the arenas that it leaves empty.
+bool Engine::make_room() {
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  if (states_ && states_->trim()) return true;
+  if (!sessions_.evict_one()) return false;
+  states_->trim();
+  kv_->shrink();
+  return true;
+}
+
+void Engine::trim() {
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  states_->trim();
+  kv_->shrink();
 }
 
 uint32_t Engine::row_bucket(uint32_t rows, uint32_t chunk) {
@@ -95,7 +121,7 @@ const Engine::Ready& Engine::ready(const ProgramKey& key) {
 
 TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& bound, const Request& request) {
   refuse_fork();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
   ProgramKey key = asked;
   if (key.kind == ProgramKey::decode) {  // one program for all contexts of a split plan
     SplitPlan split = split_plan(key.rows);
@@ -126,7 +152,7 @@ BindingSet Engine::bind() const {
 }
 
 BindingSet Engine::base_bindings() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
   return bind();
 }
 

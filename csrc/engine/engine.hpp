@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/pools.hpp"
+#include "engine/session_table.hpp"
 
 namespace lily {
 
@@ -21,7 +22,7 @@ struct Interrupted : Error {
 };
 
 struct MemoryReport {
-  uint64_t weights, kv, states, workspace, requests, limit, kv_bytes_per_token, state_bytes;
+  uint64_t weights, kv, states, snapshots, workspace, requests, limit, kv_bytes_per_token, state_bytes;
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {
@@ -38,6 +39,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_chunk(uint32_t rows);
   void set_schedule(const Schedule& schedule);
   MemoryReport memory() const;
+  bool fused() const { return policy_.fused; }
+  SessionTable& sessions() { return sessions_; }
+  void trim();  // gives back what no session holds
+  bool regular_snapshots() const { return regular_snapshots_; }
+  void set_regular_snapshots(bool on) { regular_snapshots_ = on; }  // for measuring what they cost
 
   // Programs by what changes their shape. Recorded and prepared on first use.
   struct ProgramKey {
@@ -68,7 +74,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   BufferPtr request_buffer(uint64_t bytes) { return allocate_counted(device_, budget_, MemoryKind::requests, bytes); }
   uint64_t state_bytes() const { return states_->bytes(); }
   KvCache& kv() { return *kv_; }
-  std::mutex& mutex() { return mutex_; }
+  std::recursive_mutex& mutex() { return mutex_; }
   BindingSet base_bindings();  // weights and K/V arenas; takes mutex()
   void drain();  // until nothing is in flight
 
@@ -82,6 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     uint64_t workspace;
   };
   void refuse_fork() const;
+  bool make_room();
   BindingSet bind() const;
   const Ready& ready(const ProgramKey& key);
 
@@ -95,7 +102,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Policy policy_;
   Schedule schedule_;
   uint32_t chunk_ = kDefaultChunk;
-  std::mutex mutex_;  // programs, workspace, K/V allocation, order of submissions
+  bool regular_snapshots_ = true;
+  SessionTable sessions_;
+  std::recursive_mutex mutex_;  // programs, workspace, K/V allocation, order of submissions; an allocation under it may make room
   std::map<ProgramKey, Ready> programs_;
   BufferPtr workspace_;
 };

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from lily.inspection import Inspection, inspect
     from lily.model import Model
     from lily.planning import Plan, plan
-    from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
+    from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Reuse, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
     from lily.session import Session
-    from lily.store import Reuse, SessionStore
+    from lily.store import SessionStore
     from lily.tokenizer import Tokenizer
     from lily.tool_calls import ToolCall, ToolCallDelta
 
@@ -55,7 +55,7 @@ _LAZY = {
     "Plan": "planning",
     "Ranked": "results",
     "Sampling": "sampling",
-    "Reuse": "store",
+    "Reuse": "results",
     "Rewind": "results",
     "Score": "results",
     "Session": "session",

@@ -36,12 +36,16 @@ class Run:
         self._stops = StopMatcher(request.stop)
         self._tokens: list[int] = []
         self._first: float | None = None
+        self.read_tokens = 0  #: of the prompt, as far as it has been read
 
     def chunks(self, report: Report | None = None) -> Generator[Chunk, None, None]:
         """Closing the iterator stops the device; the session stays valid."""
         self._begun = time.perf_counter()
         self._reused = self._session.length
-        self._read(report)
+        try:
+            self._read(report)
+        finally:
+            self.read_tokens = self._session.length - self._reused
         self._prompt = self._session.length
         self._read_until = time.perf_counter()
         limit = self._limit()

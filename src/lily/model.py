@@ -365,11 +365,12 @@ class Model(ChatMethods, AsyncMethods):
     def close(self) -> None:
         """Close all sessions and give all memory back. May be called twice; other calls then raise `ValueError`.
 
-
         >>> import lily
         >>> model = lily.Model.demo()
         >>> model.close()
         """
+        if self._store is not None:
+            self._store._close()
         for session in list(self._sessions):
             session.close()
         self._native.close()

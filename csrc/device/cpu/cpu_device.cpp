@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <deque>
 #include <new>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/error.hpp"
@@ -16,15 +17,20 @@ namespace {
 class CpuBuffer : public Buffer {
  public:
   explicit CpuBuffer(uint64_t bytes) : bytes_(bytes) {
-    uint64_t rounded = (std::max<uint64_t>(bytes, 1) + 63) / 64 * 64;
-    data_ = static_cast<uint8_t*>(std::aligned_alloc(64, rounded));
+    const uint64_t alignment = bytes >= 4 * kLargePage ? kLargePage : 64;
+    uint64_t rounded = (std::max<uint64_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+    data_ = static_cast<uint8_t*>(std::aligned_alloc(alignment, rounded));
     if (!data_) throw OutOfMemoryError("a buffer", bytes, 0, "close other models or lower max_context");
+#if defined(MADV_HUGEPAGE)
+    if (alignment == kLargePage) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish; without it all is as before
+#endif
   }
   ~CpuBuffer() override { std::free(data_); }
   uint8_t* host() override { return data_; }
   uint64_t bytes() const override { return bytes_; }
 
  private:
+  static constexpr uint64_t kLargePage = 2 << 20;  // a page fault for each 4 KiB costs more than filling them
   uint8_t* data_;
   uint64_t bytes_;
 };
