@@ -5,10 +5,6 @@
 #include <cstring>
 
 #if defined(LILY_X86)
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 finds them in its own header
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
 #include <immintrin.h>
 #endif
 #if defined(LILY_ARM)
@@ -23,6 +19,11 @@ constexpr uint64_t kLineBytes = 64;
 constexpr double kFmaOps512 = 16 * 16 * 2, kFmaOps256 = 12 * 8 * 2, kFmaOps128 = 16 * 4 * 2, kInt8Ops = 16 * 64 * 2;
 constexpr double kAmxBf16Ops = 4 * 16 * 16 * 32 * 2, kAmxInt8Ops = 4 * 16 * 16 * 64 * 2;
 constexpr uint64_t kLookupWords = 4096;  // 16 KiB of codes, eight in each word
+
+// Running sums are variables of their own: an array that is also walked by a loop would live in memory.
+#define LILY_EACH8(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
+#define LILY_EACH12(f) LILY_EACH8(f) f(8) f(9) f(10) f(11)
+#define LILY_EACH16(f) LILY_EACH12(f) f(12) f(13) f(14) f(15)
 
 typedef uint64_t Words __attribute__((vector_size(64), may_alias));
 
@@ -45,12 +46,18 @@ inline uint64_t read_portable(const uint8_t* data, uint64_t bytes) { LILY_READ_L
 
 inline float fma_portable(uint64_t rounds) {
   typedef float V __attribute__((vector_size(16)));
-  V acc[16] = {}, x = {0.5f, 0.25f, 0.125f, 0.75f}, y = {1, 2, 3, 4};
-  for (uint64_t r = 0; r < rounds; r++)
-    for (V& v : acc) v = v * x + y;
-  float sum = 0;
-  for (V& v : acc) sum += v[0];
-  return sum;
+  V x = {0.5f, 0.25f, 0.125f, 0.75f}, y = {1, 2, 3, 4};
+#define LILY_START(i) V a##i = y;
+#define LILY_STEP(i) a##i = a##i * x + y;
+#define LILY_SUM(i) +a##i[0]
+  LILY_EACH16(LILY_START)
+  for (uint64_t r = 0; r < rounds; r++) {
+    LILY_EACH16(LILY_STEP)
+  }
+  return 0 LILY_EACH16(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 
 inline float lookup_portable(const uint32_t* codes, const float* table, uint64_t rounds) {
@@ -66,81 +73,95 @@ __attribute__((target("avx2"))) inline uint64_t read_avx2(const uint8_t* data, u
 __attribute__((target("avx512f"))) inline uint64_t read_avx512(const uint8_t* data, uint64_t bytes) { LILY_READ_LOOP }
 
 __attribute__((target("avx2,fma"))) inline float fma_avx2(uint64_t rounds) {
-  __m256 acc[12], x = _mm256_set1_ps(0.5f), y = _mm256_set1_ps(1);
-  for (__m256& v : acc) v = y;
-  for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 12
-    for (int i = 0; i < 12; i++) {
-      acc[i] = _mm256_fmadd_ps(acc[i], x, y);
-      asm volatile("" : "+x"(acc[i]));
-    }
-  float sum = 0;
-  for (__m256& v : acc) sum += _mm256_cvtss_f32(v);
-  return sum;
+  const __m256 x = _mm256_set1_ps(0.5f), y = _mm256_set1_ps(1);
+#define LILY_START(i) __m256 a##i = y;
+#define LILY_STEP(i)                  \
+  a##i = _mm256_fmadd_ps(a##i, x, y); \
+  asm volatile("" : "+x"(a##i));
+#define LILY_SUM(i) +_mm256_cvtss_f32(a##i)
+  LILY_EACH12(LILY_START)
+  for (uint64_t r = 0; r < rounds; r++) {
+    LILY_EACH12(LILY_STEP)
+  }
+  return 0 LILY_EACH12(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 
 __attribute__((target("avx512f"))) inline float fma_avx512(uint64_t rounds) {
-  __m512 acc[16], x = _mm512_set1_ps(0.5f), y = _mm512_set1_ps(1);
-  for (__m512& v : acc) v = y;
-  for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-      acc[i] = _mm512_fmadd_ps(acc[i], x, y);
-      asm volatile("" : "+v"(acc[i]));
-    }
-  float sum = 0;
-  for (__m512& v : acc) sum += _mm512_cvtss_f32(v);
-  return sum;
+  const __m512 x = _mm512_set1_ps(0.5f), y = _mm512_set1_ps(1);
+#define LILY_START(i) __m512 a##i = y;
+#define LILY_STEP(i)                  \
+  a##i = _mm512_fmadd_ps(a##i, x, y); \
+  asm volatile("" : "+v"(a##i));
+#define LILY_SUM(i) +_mm512_cvtss_f32(a##i)
+  LILY_EACH16(LILY_START)
+  for (uint64_t r = 0; r < rounds; r++) {
+    LILY_EACH16(LILY_STEP)
+  }
+  return 0 LILY_EACH16(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 
 __attribute__((target("avx512f,avx512bw,avx512vnni"))) inline int int8_vnni(uint64_t rounds) {
-  __m512i acc[16], x = _mm512_set1_epi8(3), y = _mm512_set1_epi8(1);
-  for (__m512i& v : acc) v = _mm512_setzero_si512();
-  for (uint64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-      acc[i] = _mm512_dpbusd_epi32(acc[i], x, y);
-      asm volatile("" : "+v"(acc[i]));
-    }
-  int sum = 0;
-  for (__m512i& v : acc) sum += _mm_cvtsi128_si32(_mm512_castsi512_si128(v));
-  return sum;
+  const __m512i x = _mm512_set1_epi8(3), y = _mm512_set1_epi8(1);
+#define LILY_START(i) __m512i a##i = _mm512_setzero_si512();
+#define LILY_STEP(i)                      \
+  a##i = _mm512_dpbusd_epi32(a##i, x, y); \
+  asm volatile("" : "+v"(a##i));
+#define LILY_SUM(i) +_mm_cvtsi128_si32(_mm512_castsi512_si128(a##i))
+  LILY_EACH16(LILY_START)
+  for (uint64_t r = 0; r < rounds; r++) {
+    LILY_EACH16(LILY_STEP)
+  }
+  return 0 LILY_EACH16(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 
 // Sixteen table entries in one register; the lookup reads the low four bits of each lane.
 __attribute__((target("avx512f"))) inline float lookup_avx512(const uint32_t* codes, const float* table, uint64_t rounds) {
   const __m512 t = _mm512_loadu_ps(table), one = _mm512_set1_ps(1);
-  __m512 acc[8];
-  for (__m512& v : acc) v = _mm512_setzero_ps();
+#define LILY_START(i) __m512 a##i = _mm512_setzero_ps();
+#define LILY_STEP(i) a##i = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * i), t), one, a##i);
+#define LILY_SUM(i) +_mm512_cvtss_f32(a##i)
+  LILY_EACH8(LILY_START)
   for (uint64_t r = 0; r < rounds; r++)
-    for (uint64_t i = 0; i < kLookupWords; i += 16) {
-      __m512i w = _mm512_loadu_si512(codes + i);
-#pragma GCC unroll 8
-      for (int k = 0; k < 8; k++) acc[k] = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * k), t), one, acc[k]);
+    for (uint64_t n = 0; n < kLookupWords; n += 16) {
+      const __m512i w = _mm512_loadu_si512(codes + n);
+      LILY_EACH8(LILY_STEP)
     }
-  float sum = 0;
-  for (__m512& v : acc) sum += _mm512_cvtss_f32(v);
-  return sum;
+  return 0 LILY_EACH8(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 
 // Two tables of eight entries, the fourth bit chooses.
 __attribute__((target("avx2,fma"))) inline float lookup_avx2(const uint32_t* codes, const float* table, uint64_t rounds) {
   const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8), one = _mm256_set1_ps(1);
-  __m256 acc[8];
-  for (__m256& v : acc) v = _mm256_setzero_ps();
+#define LILY_START(i) __m256 a##i = _mm256_setzero_ps();
+#define LILY_STEP(i)                                                                                                                            \
+  q = _mm256_srli_epi32(w, 4 * i);                                                                                                              \
+  found = _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, q), _mm256_permutevar8x32_ps(high, q), _mm256_castsi256_ps(_mm256_slli_epi32(q, 28))); \
+  a##i = _mm256_fmadd_ps(found, one, a##i);
+#define LILY_SUM(i) +_mm256_cvtss_f32(a##i)
+  LILY_EACH8(LILY_START)
   for (uint64_t r = 0; r < rounds; r++)
-    for (uint64_t i = 0; i < kLookupWords; i += 8) {
-      __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
-#pragma GCC unroll 8
-      for (int k = 0; k < 8; k++) {
-        __m256i q = _mm256_srli_epi32(w, 4 * k);
-        __m256 sign = _mm256_castsi256_ps(_mm256_slli_epi32(q, 28));
-        acc[k] = _mm256_fmadd_ps(_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, q), _mm256_permutevar8x32_ps(high, q), sign), one, acc[k]);
-      }
+    for (uint64_t n = 0; n < kLookupWords; n += 8) {
+      const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + n));
+      __m256i q;
+      __m256 found;
+      LILY_EACH8(LILY_STEP)
     }
-  float sum = 0;
-  for (__m256& v : acc) sum += _mm256_cvtss_f32(v);
-  return sum;
+  return 0 LILY_EACH8(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 
 struct alignas(64) TileConfig {
@@ -168,16 +189,20 @@ __attribute__((target("amx-tile,amx-bf16,amx-int8"))) inline int amx(uint64_t ro
 
 #if defined(LILY_ARM)
 inline float fma_neon(uint64_t rounds) {
-  float32x4_t acc[16], x = vdupq_n_f32(0.5f), y = vdupq_n_f32(1);
-  for (float32x4_t& v : acc) v = y;
-  for (uint64_t r = 0; r < rounds; r++)
-    for (float32x4_t& v : acc) {
-      v = vfmaq_f32(y, v, x);
-      asm volatile("" : "+w"(v));
-    }
-  float sum = 0;
-  for (float32x4_t& v : acc) sum += vgetq_lane_f32(v, 0);
-  return sum;
+  const float32x4_t x = vdupq_n_f32(0.5f), y = vdupq_n_f32(1);
+#define LILY_START(i) float32x4_t a##i = y;
+#define LILY_STEP(i)            \
+  a##i = vfmaq_f32(y, a##i, x); \
+  asm volatile("" : "+w"(a##i));
+#define LILY_SUM(i) +vgetq_lane_f32(a##i, 0)
+  LILY_EACH16(LILY_START)
+  for (uint64_t r = 0; r < rounds; r++) {
+    LILY_EACH16(LILY_STEP)
+  }
+  return 0 LILY_EACH16(LILY_SUM);
+#undef LILY_START
+#undef LILY_STEP
+#undef LILY_SUM
 }
 #endif
 

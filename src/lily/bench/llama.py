@@ -6,6 +6,7 @@ next. Its clock is kept as it is.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -68,7 +69,8 @@ def samples(arm: str, shapes: Sequence[Shape], rows: Sequence[dict[str, Any]]) -
 
 
 def about(row: dict[str, Any], program: Path) -> dict[str, Any]:
-    """The build and the settings that count."""
-    build = f"build {row.get('build_number', '?')} ({row.get('build_commit', '?')})"
+    """The build and the settings that count. Built outside of its repository the program knows no number, so its digest is there too."""
+    file = hashlib.sha256(program.read_bytes()).hexdigest()[:12]
+    build = f"build {row.get('build_number', '?')} ({row.get('build_commit', '?')}), sha256 {file}"
     names = ("backends", "cpu_info", "n_threads", "n_ubatch", "flash_attn", "type_k", "model_size")
     return {"version": build, "program": program.name} | {name: row.get(name) for name in names}
