@@ -165,3 +165,13 @@ def test_the_workspace_does_not_grow_with_the_context(tmp_path):
                 workspace[tokens] = loaded.memory().workspace
                 assert loaded.memory().kv >= tokens * loaded.memory().kv_bytes_per_token
         assert workspace[32768] < 1.1 * workspace[4096]
+
+
+def test_the_plan_says_which_cpu_kernels_run_and_why(full_size, monkeypatch):
+    best = native().testing.instruction_sets()[0]
+    assert f"on this CPU: {best} for" in str(lily.plan(full_size)) and "best of this machine" in str(lily.plan(full_size))
+    monkeypatch.setenv("LILY_KERNEL", "gdn_step=portable")
+    forced = lily.plan(full_size)
+    assert "on this CPU: portable for 1 kernels, forced by LILY_KERNEL" in str(forced)
+    variants = {entry["cpu"] for entry in forced.decode["forward"] if entry["kernel"].startswith("gdn_step")}
+    assert variants == {"portable"}

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "device/cpu/cpu_device.hpp"
+
 namespace nb = nanobind;
 
 namespace lily::bind {
@@ -26,26 +28,6 @@ T get_or(const nb::dict& d, const char* key, T fallback) {
 
 PartSource part_from(const nb::dict& d) {
   return {get<std::string>(d, "file"), get<uint64_t>(d, "offset"), get<uint64_t>(d, "bytes"), get<uint64_t>(d, "file_bytes")};
-}
-
-nb::list dispatch_list(const Program& program, const Stages& stages) {
-  std::vector<uint32_t> stage_of(program.dispatches().size());
-  for (uint32_t s = 0; s < stages.size(); s++)
-    for (uint32_t d : stages[s]) stage_of[d] = s;
-  nb::list list;
-  for (size_t i = 0; i < stage_of.size(); i++) {
-    const Dispatch& d = program.dispatches()[i];
-    nb::dict item;
-    item["kernel"] = d.format.empty() ? d.kernel : d.kernel + "_" + d.format;
-    item["label"] = d.label;
-    item["stage"] = stage_of[i];
-    item["groups"] = d.groups;
-    item["bytes_read"] = d.bytes_read;
-    item["bytes_written"] = d.bytes_written;
-    item["reason"] = d.reason;
-    list.append(item);
-  }
-  return list;
 }
 
 }  // namespace
@@ -141,6 +123,29 @@ nb::dict device_dict(const DeviceInfo& info) {
   d["memory_bytes"] = info.memory_bytes;
   d["storage"] = info.storage;
   return d;
+}
+
+nb::list dispatch_list(const Program& program, const Stages& stages) {
+  std::vector<uint32_t> stage_of(program.dispatches().size());
+  for (uint32_t s = 0; s < stages.size(); s++)
+    for (uint32_t d : stages[s]) stage_of[d] = s;
+  nb::list list;
+  for (size_t i = 0; i < stage_of.size(); i++) {
+    const Dispatch& d = program.dispatches()[i];
+    nb::dict item;
+    item["kernel"] = d.format.empty() ? d.kernel : d.kernel + "_" + d.format;
+    item["label"] = d.label;
+    item["stage"] = stage_of[i];
+    item["groups"] = d.groups;
+    item["bytes_read"] = d.bytes_read;
+    item["bytes_written"] = d.bytes_written;
+    item["reason"] = d.reason;
+    const CpuChoice choice = choose_cpu_kernel(d.kernel);
+    item["cpu"] = choice.isa;
+    item["cpu_reason"] = choice.reason;
+    list.append(item);
+  }
+  return list;
 }
 
 nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {

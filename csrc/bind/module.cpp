@@ -8,6 +8,7 @@
 
 #include "bind/convert.hpp"
 #include "bind/errors.hpp"
+#include "bind/limits.hpp"
 #include "bind/session_io.hpp"
 #include "bind/testing.hpp"
 #include "bind/types.hpp"
@@ -252,5 +253,7 @@ NB_MODULE(_native, m) {
   define_model(m);
   define_session(m);
   define_session_io(m);
+  define_limits(m);
+  define_clock(m);
   define_testing(m);
 }

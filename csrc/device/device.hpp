@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/error.hpp"
 #include "device/dispatch.hpp"
 
 namespace lily {
@@ -76,6 +77,9 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
 };
 
+// Called on the device's thread after each submission that ran, with the seconds of its stages.
+using StageTimes = std::function<void(const PreparedPtr&, const std::vector<double>&)>;
+
 // What a device has executed since it was opened.
 struct Counters {
   uint64_t submissions = 0, stages = 0, dispatches = 0;
@@ -92,6 +96,8 @@ class Device {
   virtual TicketPtr submit(Submission submission) = 0;
   virtual int in_flight() const = 0;
   virtual Counters counters() const = 0;
+  // An empty function stops it. Set while nothing is in flight.
+  virtual void set_clock(StageTimes) { throw DeviceError("this device does not time its stages; profile on the cpu"); }
   // Test hook: the submission numbered `step` from now on (0 is the next) fails at `stage`.
   virtual void fail_at(int step, int stage) = 0;
 };

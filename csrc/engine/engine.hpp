@@ -10,6 +10,7 @@
 
 #include "engine/pools.hpp"
 #include "engine/session_table.hpp"
+#include "engine/stage_clock.hpp"
 
 namespace lily {
 
@@ -78,6 +79,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   BindingSet base_bindings();  // weights and K/V arenas; takes mutex()
   void drain();  // until nothing is in flight
 
+  void start_clock();
+  std::vector<TimedProgram> stop_clock();  // InvalidArgument when none runs
+
   static uint32_t row_bucket(uint32_t rows, uint32_t chunk);
   static constexpr uint32_t kDefaultChunk = 512;
 
@@ -107,6 +111,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::recursive_mutex mutex_;  // programs, workspace, K/V allocation, order of submissions; an allocation under it may make room
   std::map<ProgramKey, Ready> programs_;
   BufferPtr workspace_;
+  std::shared_ptr<StageClock> clock_;
 };
 
 }  // namespace lily

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lily.inspection import Inspection, inspect
     from lily.model import Model
     from lily.planning import Plan, plan
+    from lily.profile import Profile
     from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Reuse, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
     from lily.session import Session
@@ -53,6 +54,7 @@ _LAZY = {
     "Model": "model",
     "ModelConfig": "config",
     "Plan": "planning",
+    "Profile": "profile",
     "Ranked": "results",
     "Sampling": "sampling",
     "Reuse": "results",
@@ -90,6 +92,7 @@ __all__ = [
     "ModelConfig",
     "OutOfMemoryError",
     "Plan",
+    "Profile",
     "Ranked",
     "Sampling",
     "SamplingError",

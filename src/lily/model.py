@@ -18,6 +18,7 @@ from lily.device import DeviceInfo, device_info
 from lily.errors import TemplateError
 from lily.generation import Run, collect
 from lily.loading import check_options, check_vocabulary
+from lily.profile import ProfileMethods
 from lily.progress import Progress, Report, reporting
 from lily.prompts import is_batch, to_ids
 from lily.request import Request, takes_options
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parent / "data" / "demo"
 
 
-class Model(ChatMethods, AsyncMethods):
+class Model(ChatMethods, AsyncMethods, ProfileMethods):
     """A loaded model. Use `Model.from_pretrained` or `Model.demo`; it is a context manager and works from any thread.
 
     >>> import lily

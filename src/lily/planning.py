@@ -113,6 +113,7 @@ class Plan:
             f"decode step: {self.decode['dispatches']} dispatches in {self.decode['stages']} stages, "
             f"{self.bytes_per_token / 1e9:.3f} GB + {self.kv_bytes_per_token:,} bytes for each token of context",
             f"prefill chunk of {self.prefill['rows']} rows: {self.prefill['dispatches']} dispatches in {self.prefill['stages']} stages",
+            *self._variants(),
             "",
             _row("memory, GB", [f"{tokens // 1024}K" for tokens in CONTEXTS]),
         ]
@@ -123,6 +124,15 @@ class Plan:
             rates = [f"{self.tokens_per_second(chip, tokens):.0f}" for tokens in CONTEXTS]
             lines.append(_row(f"  {chip.name}, {chip.gigabytes_per_second:g} GB/s", rates) + f"   {chip.source}")
         return "\n".join(lines)
+
+    def _variants(self) -> list[str]:
+        """Which instruction set runs the kernels on this machine's CPU, and why."""
+        listed = [*self.decode["forward"], *self.decode["sample"], *self.prefill["list"]]
+        kernels: dict[tuple[str, str], set[str]] = {}
+        for entry in listed:
+            kernels.setdefault((entry["cpu"], entry["cpu_reason"]), set()).add(entry["kernel"])
+        ranked = sorted(kernels.items(), key=lambda item: -len(item[1]))
+        return [f"on this CPU: {variant} for {len(names)} kernels, {reason}" for (variant, reason), names in ranked]
 
 
 def _kv_tokens(tokens: int) -> int:

@@ -109,6 +109,11 @@ class CpuDevice : public Device {
     return counters_;
   }
 
+  void set_clock(StageTimes clock) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    clock_ = std::move(clock);
+  }
+
   void fail_at(int step, int stage) override {
     std::lock_guard<std::mutex> lock(mutex_);
     fail_step_ = step;
@@ -151,11 +156,24 @@ class CpuDevice : public Device {
     Submission& s = item.submission;
     if (s.after && s.after->status() != Ticket::Status::done) return finish(item, Ticket::Status::skipped);
     const auto& program = static_cast<const CpuProgram&>(*s.program);
+    StageTimes clock;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      clock = clock_;
+    }
+    std::vector<double> seconds;
     for (size_t stage = 0; stage < program.stages.size(); stage++) {
       if (s.cancel && s.cancel->load(std::memory_order_relaxed)) return finish(item, Ticket::Status::cancelled, int(stage));
       if (int(stage) == fail_stage) return finish(item, Ticket::Status::failed, int(stage), "a fault was injected by a test");
+      if (!clock) {
+        run_stage(program, program.stages[stage], s);
+        continue;
+      }
+      const auto begin = std::chrono::steady_clock::now();
       run_stage(program, program.stages[stage], s);
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
+    if (clock) clock(s.program, seconds);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       counters_.submissions++;
@@ -220,6 +238,7 @@ class CpuDevice : public Device {
   int fail_step_ = -1, fail_stage_ = -1;
   bool stop_ = false;
   Counters counters_;
+  StageTimes clock_;
   // of the worker thread alone, kept to save allocations
   std::vector<Task> tasks_;
   std::vector<Call> calls_;
