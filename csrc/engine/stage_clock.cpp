@@ -6,14 +6,14 @@ namespace lily {
 
 void Engine::start_clock() {
   drain();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard lock(mutex_);
   clock_ = std::make_shared<StageClock>();
   device_->set_clock([clock = clock_](const PreparedPtr& program, const std::vector<double>& seconds) { clock->add(program, seconds); });
 }
 
 std::vector<TimedProgram> Engine::stop_clock() {
   drain();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard lock(mutex_);
   if (!clock_) throw InvalidArgument("no clock is running: start_clock first");
   device_->set_clock(nullptr);
   auto runs = clock_->take();
