@@ -2,6 +2,7 @@
 
 #include "base/error.hpp"
 #include "device/cpu/cpu_device.hpp"
+#include "device/sim/sim_device.hpp"
 
 namespace lily {
 
@@ -35,11 +36,20 @@ void Ticket::finish(Status status, int stage, std::string log) {
 DevicePtr open_device(const std::string& name) {
   if (name == "auto" || name == "cpu") return make_cpu_device(DType::bf16);
   if (name == "cpu:float32") return make_cpu_device(DType::f32);
+  if (name == "sim") return make_sim_device(DType::bf16);
+  if (name == "sim:float32") return make_sim_device(DType::f32);
   if (name == "metal") throw DeviceError("device 'metal' is not available: this build has no Metal device; use device='cpu'");
   if (name == "cuda") throw DeviceError("device 'cuda' is not available: this build has no CUDA device; use device='cpu'");
-  throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, cpu:float32");
+  throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, cpu:float32, sim, sim:float32");
 }
 
-std::vector<DeviceInfo> list_devices() { return {cpu_device_info(DType::bf16), cpu_device_info(DType::f32)}; }
+// 32 blocks of 256 keys bound a dispatch: 2,048 rows meet 8,192 keys in it, tens of milliseconds on the smallest GPU.
+DeviceTraits gpu_traits() { return {true, 32, 32768}; }
+
+std::vector<DeviceInfo> list_devices() {
+  std::vector<DeviceInfo> found{cpu_device_info(DType::bf16), cpu_device_info(DType::f32)};
+  if (sim_device_configured()) found.insert(found.end(), {sim_device_info(DType::bf16), sim_device_info(DType::f32)});
+  return found;
+}
 
 }  // namespace lily

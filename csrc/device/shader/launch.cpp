@@ -1,5 +1,6 @@
 #include "device/shader/launch.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.hpp"
@@ -8,7 +9,7 @@ namespace lily {
 namespace {
 
 const LaunchEntry* find(const std::string& kernel) {
-  for (const auto* list : {&decode_launches(), &prefill_launches()})
+  for (const auto* list : {&decode_launches(), &prefill_launches(), &prefill_small_launches()})
     for (const LaunchEntry& e : *list)
       if (kernel == e.kernel) return &e;
   return nullptr;
@@ -26,7 +27,7 @@ Tuning Tuning::from_environment() {
     std::string item = s.substr(at, end - at);
     at = end + 1;
     size_t eq = item.find('=');
-    if (eq == std::string::npos) throw InvalidArgument("LILY_KERNEL has '" + item + "', expected name=variant");
+    if (eq == std::string::npos) throw DeviceError("LILY_KERNEL has '" + item + "', expected name=variant");
     t.forced.emplace_back(item.substr(0, eq), item.substr(eq + 1));
   }
   return t;
@@ -46,14 +47,14 @@ Launch plan_launch(const Dispatch& d, const Tuning& tuning) {
     bool known = false;
     std::string names;
     for (const char* v : e->variants) known = known || *forced == v, names += (names.empty() ? "" : ", ") + std::string(v);
-    if (!known) throw InvalidArgument("LILY_KERNEL asks for " + d.kernel + "=" + *forced + ", expected one of: " + (names.empty() ? "none, it has one form" : names));
+    if (!known) throw DeviceError("LILY_KERNEL asks for " + d.kernel + "=" + *forced + ", expected one of: " + (names.empty() ? "none, it has one form" : names));
   }
   return e->plan(d, forced);
 }
 
 std::vector<std::string> launch_kernels() {
   std::vector<std::string> names;
-  for (const auto* list : {&decode_launches(), &prefill_launches()})
+  for (const auto* list : {&decode_launches(), &prefill_launches(), &prefill_small_launches()})
     for (const LaunchEntry& e : *list) names.push_back(e.kernel);
   return names;
 }

@@ -14,7 +14,7 @@ constexpr uint32_t kPresentIndex = 21;  // buffer index of the mask of bound buf
 // What a policy or LILY_KERNEL=name=variant asks of the kernels; legality is checked when a launch is planned.
 struct Tuning {
   std::vector<std::pair<std::string, std::string>> forced;  // kernel name, variant
-  static Tuning from_environment();                         // LILY_KERNEL; InvalidArgument
+  static Tuning from_environment();                         // LILY_KERNEL; DeviceError
   const std::string* variant(const std::string& kernel) const;
 };
 
@@ -26,18 +26,19 @@ struct Launch {
   std::string reason;                       // why this variant
 };
 
-// InvalidArgument for a forced variant that does not exist or does not fit; DeviceError for a kernel without a Metal form.
+// DeviceError for a forced variant that does not exist or does not fit, or a kernel without a Metal form.
 Launch plan_launch(const Dispatch& dispatch, const Tuning& tuning);
 
-// One planner per kernel name: launch_decode.cpp and launch_prefill.cpp.
+// One planner per kernel name, in the file of its family.
 using LaunchPlanner = Launch (*)(const Dispatch&, const std::string* variant);
 struct LaunchEntry {
   const char* kernel;
   LaunchPlanner plan;
   std::vector<const char*> variants;  // the names that may be forced
 };
-const std::vector<LaunchEntry>& decode_launches();
-const std::vector<LaunchEntry>& prefill_launches();
+const std::vector<LaunchEntry>& decode_launches();         // launch_decode.cpp: decode and shared kernels
+const std::vector<LaunchEntry>& prefill_launches();        // launch_prefill.cpp: matrix products and attention
+const std::vector<LaunchEntry>& prefill_small_launches();  // launch_prefill_small.cpp: routing, DeltaNet, what is done row by row
 std::vector<std::string> launch_kernels();  // every name with a Metal form
 
 // W_FORMAT: affine bits, or 16, 17 and 32 for plain bf16, f16 and f32.
