@@ -213,6 +213,8 @@ def _casts(d: Declaration) -> list[Finding]:
         while operand < len(d.body) and d.body[operand].text in ("(", "&"):
             operand += 1
         source = d.body[operand].text
+        if operand + 1 < len(d.body) and d.body[operand + 1].text in (".", "->", "[", "("):
+            continue  # what a member or an element is, only its type tells
         if spaces.get(source, to) != to:
             out.append(_at(t, "address-space-cast", f"{source} points to {spaces[source]} memory and is cast to {to} memory"))
     return out

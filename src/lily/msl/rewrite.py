@@ -151,11 +151,11 @@ def threadgroup_variables(body: list[Token]) -> list[tuple[int, int, int, int]]:
         elif text == "}":
             depth -= 1
         elif text == "threadgroup" and (i == 0 or body[i - 1].text in (";", "{", "}", ")")):
-            end = i
+            end, pointer = i, False
             while end < len(body) and body[end].text not in (";", "=", "{"):
+                pointer = pointer or body[end].text in ("*", "&")
                 end = closing(body, end) + 1 if body[end].text in ("(", "[") else end + 1
-            head = body[i:end]
-            if not any(t.text in ("*", "&") for t in head):
+            if not pointer:
                 name = end
                 while body[name - 1].text == "]":
                     depth_brackets = 0

@@ -147,7 +147,7 @@ def _kind(head: list[Token], template: list[Token]) -> str:
     words = [t.text for t in head]
     if not words:
         return "other"
-    if "kernel" in words:
+    if "kernel" in words[: words.index("(") if "(" in words else None]:
         return "kernel"
     if words[0] in ("using", "static_assert", "friend", "extern"):
         return "other"
