@@ -7,7 +7,6 @@ from contract import contract, differences, kernel_of
 
 from lily import msl
 
-
 files = pytest.mark.parametrize("path", msl.kernel_files(), ids=lambda p: p.stem)
 
 
