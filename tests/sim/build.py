@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RUNTIME = ["fiber", "runtime", "sandbox", "checker", "traffic", "hooks", "abi", "lines", "constants", "bf16"]
+RUNTIME = ["fiber", "runtime", "sandbox", "checker", "traffic", "hooks", "abi", "lines", "constants", "matrix", "bf16"]
 STORAGES = {"bfloat16": [], "float32": ["-DLILY_STORAGE_FLOAT32"]}
 
 
@@ -85,7 +85,7 @@ def kernel_flags() -> list[str]:
             "-Wno-unused-function",
             "-Wno-unused-const-variable",
         ],
-        *["-Wno-unused-parameter", "-Wno-unused-variable", "-Wno-unknown-attributes", "-Wno-psabi"],
+        *["-Wno-unused-parameter", "-Wno-unused-variable", "-Wno-unknown-attributes", "-Wno-psabi", "-Wno-unknown-pragmas"],
         *[word for option in options for word in ("-mllvm", "-" + option)],
         *["-I", str(HERE / "shim")],
     ]
@@ -143,7 +143,7 @@ def build(
 
     for name in RUNTIME:
         source = HERE / f"{name}.cpp"
-        add(name, source, source.read_bytes(), [*common, "-O2"], headers)
+        add(name, source, source.read_bytes(), [*common, "-O2"], headers + (shim if name == "matrix" else []))
     for path in kernels if kernels is not None else msl.kernel_files():
         text = msl.rewrite(path, "sim", **({"root": root} if root else {})).encode()
         source = folder / f"{path.stem}-{_digest(text)}.cpp"

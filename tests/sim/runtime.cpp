@@ -159,11 +159,14 @@ bool arrive(const char* what, const void* site, uint32_t operand) {
     s.site = site;
     s.operand = operand;
     s.first = l.index;
+    s.flow = l.flow;
   } else if (s.site != site || s.operand != operand) {
     const std::string other = source_line(s.site);
     fail_at(site, "divergence in simdgroup %u: lane %u reached %s while lane %u reached %s%s%s%s%s", s.index, l.index, what, s.first, s.what, other.empty() ? "" : " (",
             other.c_str(), other.empty() ? "" : ")", s.site == site ? ", with a different operand" : "");
   }
+  if (l.flow != s.flow) fail_at(site, "divergence in simdgroup %u: lanes %u and %u did not load and store the same simdgroup matrices before %s", s.index, l.index, s.first, what);
+  l.flow = 0;
   if (++s.arrived == kSimdWidth) {
     s.arrived = 0;
     if (w.state->checker) w.state->checker->lanes_met(w, s);
@@ -171,6 +174,12 @@ bool arrive(const char* what, const void* site, uint32_t operand) {
   }
   switch_to(w, l.next);
   return false;
+}
+
+void note_flow(const void* site, const void* address, uint64_t operand) {
+  Lane& l = *worker->lane;
+  for (const uint64_t part : {uint64_t(reinterpret_cast<uintptr_t>(site)), uint64_t(reinterpret_cast<uintptr_t>(address)), operand})
+    l.flow = (l.flow ^ part) * 0x9E3779B97F4A7C15u + 1;
 }
 
 void threadgroup_barrier(uint32_t flags, const void* site) {
@@ -247,6 +256,7 @@ bool Worker::run(Uint3 position, uint32_t index) {
       l.simd = &s;
       l.thread = thread;
       l.index = order[i];
+      l.flow = 0;
       l.next = &lanes[k * kSimdWidth + order[(i + 1) % kSimdWidth]];
       stacks.mark(thread);
       prepare_context(&l.context, stacks.low(thread), stacks.high(thread), lane_main);

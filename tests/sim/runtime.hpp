@@ -28,6 +28,7 @@ struct Lane {
   Simd* simd = nullptr;
   uint32_t thread = 0;  // in the threadgroup
   uint32_t index = 0;   // in the simdgroup
+  uint64_t flow = 0;    // what it did since the last collective that the whole simdgroup must do alike
 };
 
 struct Simd {
@@ -39,6 +40,7 @@ struct Simd {
   const void* site = nullptr;
   uint32_t operand = 0;
   uint32_t first = 0;
+  uint64_t flow = 0;
   Lane* resume = nullptr;  // where the simdgroup goes on when it is its turn
   Simd* next = nullptr;    // ring of simdgroups
   uint32_t index = 0;
@@ -65,6 +67,9 @@ void* threadgroup_array(const void* key, const char* name, size_t bytes, size_t 
 
 // Shims run uninstrumented: they say themselves what kernel memory they touch.
 void touch(const void* address, size_t bytes, uint32_t kind, const void* site);
+
+// A simdgroup's load or store: no meeting, but at the next collective all lanes must have done the same.
+void note_flow(const void* site, const void* address, uint64_t operand);
 
 uint32_t threads_of_threadgroup();
 bool scrambled_layout();

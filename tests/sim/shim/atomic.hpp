@@ -1,5 +1,6 @@
 // Atomics: relaxed, 32 bits, in device and threadgroup memory.
 #pragma once
+#include "../runtime.hpp"
 #include "types.hpp"
 
 #pragma clang attribute push(__attribute__((disable_sanitizer_instrumentation)), apply_to = function)

@@ -1,5 +1,6 @@
 // Barriers and what the 32 lanes of a simdgroup do together. Every lane of the simdgroup must take part.
 #pragma once
+#include "../runtime.hpp"
 #include "math.hpp"
 
 #pragma clang attribute push(__attribute__((disable_sanitizer_instrumentation)), apply_to = function)
@@ -34,7 +35,7 @@ inline __attribute__((always_inline)) R meet(const char* what, const void* site,
   Lane& l = lane();
   Simd& s = *l.simd;
   const unsigned i = l.index;
-  in<T>(s, i) = value;
+  ::new (static_cast<void*>(s.in[i])) T(value);
   if (arrive(what, site, operand)) combine(s);
   return out<R>(s, i);
 }
@@ -51,17 +52,17 @@ inline __attribute__((always_inline)) T reduce(const char* what, const void* sit
   });
 }
 
+// Lane i takes the value of lane from(i, n), with the n that it brought itself.
 template <class T, class From>
-inline __attribute__((always_inline)) T permute(const char* what, const void* site, T value, From from) {
+inline __attribute__((always_inline)) T permute(const char* what, const void* site, T value, uint32_t n, From) {
   struct Carried {
     T value;
-    From from;
+    uint32_t n;
   };
-  return meet<Carried, T>(what, site, Carried{value, from}, 0, [](Simd& s) __attribute__((always_inline)) {
+  return meet<Carried, T>(what, site, Carried{value, n}, 0, [](Simd& s) __attribute__((always_inline)) {
     for (unsigned i = 0; i < kSimdWidth; i++) {
-      const Carried& c = in<Carried>(s, i);
-      const unsigned source = c.from(i);
-      // What a lane reads from outside of the simdgroup is undefined: its own value, as the specification's neighbours do.
+      const unsigned source = From{}(i, in<Carried>(s, i).n);
+      // Outside of the simdgroup there is nothing to read: the lane keeps its own value.
       out<T>(s, i) = in<Carried>(s, source < kSimdWidth ? source : i).value;
     }
   });
@@ -85,11 +86,10 @@ LILY_REDUCTION(simd_or, a | b)
 LILY_REDUCTION(simd_xor, a ^ b)
 #undef LILY_REDUCTION
 
-#define LILY_SHUFFLE(name, ...)                                                                                                                         \
-  template <class T>                                                                                                                                    \
-  LILY_COLLECTIVE T name(T value, ushort n) {                                                                                                           \
-    return ::lily_sim::permute<T>(#name, __builtin_return_address(0), value,                                                                            \
-                                  [n](unsigned i) __attribute__((always_inline, disable_sanitizer_instrumentation)) { return unsigned(__VA_ARGS__); }); \
+#define LILY_SHUFFLE(name, ...)                                                                                                      \
+  template <class T>                                                                                                                 \
+  LILY_COLLECTIVE T name(T value, ushort n) {                                                                                        \
+    return ::lily_sim::permute<T>(#name, __builtin_return_address(0), value, n, [](unsigned i, unsigned n) { return __VA_ARGS__; }); \
   }
 LILY_SHUFFLE(simd_shuffle, (void(i), n))
 LILY_SHUFFLE(simd_broadcast, (void(i), n))
@@ -105,7 +105,7 @@ LILY_SHUFFLE(quad_shuffle_xor, i ^ (n & 3))
 
 template <class T>
 LILY_COLLECTIVE T simd_broadcast_first(T value) {
-  return ::lily_sim::permute<T>("simd_broadcast_first", __builtin_return_address(0), value, [](unsigned) { return 0u; });
+  return ::lily_sim::permute<T>("simd_broadcast_first", __builtin_return_address(0), value, 0, [](unsigned, unsigned) { return 0u; });
 }
 
 template <class T>
