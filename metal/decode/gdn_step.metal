@@ -1,9 +1,9 @@
 // gdn_step: one decode step of Gated DeltaNet between its input and output projections, one value head per threadgroup.
 //   y = silu(conv over the three stored rows and this one), q and k l2-normalised, q * Dk^-0.5
 //   g = exp(A softplus(a + dt_bias)), beta = sigmoid(b); u = S k, p = S q (old state, so that both sums are independent)
-//   d = beta (v - g u); S' = g S + d k^T; x = round(rms(g p + d (k.q)) * norm * silu(z))
+//   d = beta (v - g u); S' = g S + d k^T; o = round(rms(g p + d (k.q)) * norm * silu(z))
 // proj f32[C + Nv*Dv + 2 Nv] (qkv | z | b | a), conv_w f32[4,C], A, dt_bias f32[Nv], norm f32[Dv], conv act[3,C], S f32[Nv,Dk,Dv]
-// -> conv', S', x act[Nv*Dv]. grid: Nv threadgroups of 512.
+// -> conv', S', o act[Nv*Dv]. grid: Nv threadgroups of 512.
 // Bytes moved: S read and written once (8 Nv Dk Dv), from and to registers; a simdgroup reads 32 neighbouring columns of a row.
 // A thread owns a column and a quarter of Dk: 8 N values of the state. Its first loads start before anything else is computed.
 // Order of sums in gdn.h: the bits of conv_rows, gdn_prepare_rows, gdn_scan and gated_norm_rows with one row.
@@ -39,13 +39,13 @@ template <uint N>
 kernel void gdn_step(device const float* proj [[buffer(0)]], device const float* conv_w [[buffer(1)]], device const float* A [[buffer(2)]],
                      device const float* dt_bias [[buffer(3)]], device const float* norm [[buffer(4)]], device const act* conv_in [[buffer(5)]],
                      device const float* S_in [[buffer(6)]], device act* conv_out [[buffer(7)]], device float* S_out [[buffer(8)]],
-                     device act* x [[buffer(9)]], constant LilyGdnArgs& args [[buffer(20)]], uint n [[threadgroup_position_in_grid]],
+                     device act* o [[buffer(9)]], constant LilyGdnArgs& args [[buffer(20)]], uint n [[threadgroup_position_in_grid]],
                      uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
                      uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float4 q4[MAX_HEAD / 4];
   threadgroup float4 k4[MAX_HEAD / 4];
   threadgroup float v[MAX_HEAD];
-  threadgroup float o[MAX_HEAD];
+  threadgroup float heads[MAX_HEAD];
   threadgroup float u_part[4 * COLUMNS];
   threadgroup float p_part[4 * COLUMNS];
   threadgroup float gates[2];
@@ -108,7 +108,7 @@ kernel void gdn_step(device const float* proj [[buffer(0)]], device const float*
         if (first + i < Dk) S_new[(first + i) * Dv + c] = updated(s[i], g, d, t[i]);
       if (quarter == 0u) {
         float p = (p_part[column] + p_part[COLUMNS + column]) + (p_part[2u * COLUMNS + column] + p_part[3u * COLUMNS + column]);
-        o[c] = scan_output(p, g, d, kq);
+        heads[c] = scan_output(p, g, d, kq);
       }
     }
     if (c0 + COLUMNS < Dv) load_state<N>(S, first, Dk, Dv, c + COLUMNS, s);
@@ -116,8 +116,8 @@ kernel void gdn_step(device const float* proj [[buffer(0)]], device const float*
   }
 
   device const float* z = proj + C + n * Dv;
-  const float r = rms_from_total(square_sum((threadgroup const float*)o, Dv, lane), Dv, args.eps);
-  for (uint i = thread_index; i < Dv; i += threads) x[n * Dv + i] = round_act(gated_norm(o[i], r, norm[i], z[i]));
+  const float r = rms_from_total(square_sum((threadgroup const float*)heads, Dv, lane), Dv, args.eps);
+  for (uint i = thread_index; i < Dv; i += threads) o[n * Dv + i] = round_act(gated_norm(heads[i], r, norm[i], z[i]));
 }
 LILY_INSTANTIATE(gdn_step_32, gdn_step, 1)
 LILY_INSTANTIATE(gdn_step_64, gdn_step, 2)

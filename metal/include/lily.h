@@ -4,7 +4,7 @@
 #define LILY_H
 #include <metal_stdlib>
 using namespace metal;
-#ifdef __METAL_VERSION__
+#ifndef LILY_UNIT_BEGIN  // Apple's compiler: the others are told on their command line
 // A multiply-add is fused only where fma() says so: twins would not agree in every bit otherwise.
 #pragma METAL fp contract(off)
 #endif
