@@ -144,7 +144,7 @@ nb::dict device_dict(const DeviceInfo& info) {
 }
 
 nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {
-  Program forward = model.decode(split_plan(LILY_KV_BLOCK), policy), sample = model.sampler(), prefill = model.prefill(chunk, false, policy);
+  Program forward = model.decode(split_plan(LILY_KV_BLOCK), policy), sample = model.sampler(), prefill = model.prefill(chunk, false, chunk, policy);
   Stages forward_stages = forward.stages(), sample_stages = sample.stages(), prefill_stages = prefill.stages();
   nb::dict plan, decode, chunk_plan, memory;
   // Weights, states and activations of one token; K and V depend on the context and are reported by the token.

@@ -84,7 +84,7 @@ void define_model(nb::module_& m) {
           "spec"_a, "weights"_a, "device"_a = "auto", "max_context"_a = nb::none(), "memory_limit"_a = nb::none(), "progress"_a = nb::none())
       .def("session", [](NativeModel& m) { return NativeSession{std::make_shared<Session>(m.get())}; }, "A new, empty session.")
       .def("memory", &memory_dict, "Bytes in use by kind, and the limit.")
-      .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), Policy::from_environment(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
+      .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), m.get()->policy(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
       .def(
           "close",
           [](NativeModel& m) {
@@ -217,11 +217,13 @@ NB_MODULE(_native, m) {
   });
   m.def(
       "plan",
-      [](nb::dict spec, nb::list weights) {
+      [](nb::dict spec, nb::list weights, const std::string& device) {
+        lily::Policy policy = lily::Policy::from_environment();
+        policy.traits = lily::device_traits(device);
         lily::Model model(spec_from(spec), weights_from(weights), lily::DType::bf16);
-        return plan_dict(model, lily::Policy::from_environment(), lily::Engine::kDefaultChunk);
+        return plan_dict(model, policy, lily::Engine::kDefaultChunk);
       },
-      "spec"_a, "weights"_a, "The programs of a configuration, recorded without a device.");
+      "spec"_a, "weights"_a, "device"_a = "auto", "The programs of a configuration, recorded without a device.");
   define_model(m);
   define_session(m);
   define_session_io(m);

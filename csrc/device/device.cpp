@@ -2,6 +2,7 @@
 
 #include "base/error.hpp"
 #include "device/cpu/cpu_device.hpp"
+#include "device/shader/launch.hpp"
 #include "device/sim/sim_device.hpp"
 
 namespace lily {
@@ -44,7 +45,19 @@ DevicePtr open_device(const std::string& name) {
 }
 
 // 32 blocks of 256 keys bound a dispatch: 2,048 rows meet 8,192 keys in it, tens of milliseconds on the smallest GPU.
-DeviceTraits gpu_traits() { return {true, 32, 32768}; }
+DeviceTraits gpu_traits() {
+  DeviceTraits t{.tile_map = true, .key_blocks = 32, .long_context = 32768};
+  const Tuning tuning = Tuning::from_environment();
+  if (const std::string* tiles = tuning.variant("moe_scan")) t.tile_rows = *tiles == "tile16" ? 16 : 32;
+  return t;
+}
+
+DeviceTraits device_traits(const std::string& name) {
+  const std::string kind = name.substr(0, name.find(':'));
+  if (kind == "metal" || kind == "sim" || kind == "cuda") return gpu_traits();
+  if (kind == "cpu" || kind == "auto") return {};
+  throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, metal, sim, cuda");
+}
 
 std::vector<DeviceInfo> list_devices() {
   std::vector<DeviceInfo> found{cpu_device_info(DType::bf16), cpu_device_info(DType::f32)};

@@ -79,10 +79,12 @@ struct DeviceInfo {
 // What a device wants of the programs that are recorded for it.
 struct DeviceTraits {
   bool tile_map = false;          // routed rows go through a tile map and indirect grids
+  uint32_t tile_rows = 0;         // rows of its tiles; 0: 16 or 32 by the mean rows of an expert
   uint32_t key_blocks = 0;        // K/V blocks of one dispatch of prefill attention; 0: all of them
   uint32_t long_context = 0;      // tokens from which decode attention takes its long form; 0: never
 };
 DeviceTraits gpu_traits();
+DeviceTraits device_traits(const std::string& name);  // without opening it; DeviceError for an unknown name
 
 // What a device has executed since it was opened.
 struct Counters {

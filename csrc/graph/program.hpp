@@ -43,11 +43,14 @@ struct Schedule {
 
 class Program {
  public:
-  explicit Program(Symbol workspace) : workspace_(workspace) {}
+  explicit Program(Symbol workspace, uint32_t rows = 1) : workspace_(workspace), rows_(rows) {}
 
   // A workspace slot; the same name gives the same slot again (its size must agree). Slots start at 64-byte boundaries.
   Slot workspace(const std::string& name, uint64_t bytes);
-  void record(Dispatch dispatch) { dispatches_.push_back(std::move(dispatch)); }
+  void record(Dispatch dispatch) {
+    dispatch.rows = rows_;
+    dispatches_.push_back(std::move(dispatch));
+  }
 
   Dispatch& last() { return dispatches_.back(); }
   const std::vector<Dispatch>& dispatches() const { return dispatches_; }
@@ -59,6 +62,7 @@ class Program {
 
  private:
   Symbol workspace_;
+  uint32_t rows_;  // row bucket
   uint64_t workspace_bytes_ = 0;
   std::map<std::string, Slot> slots_;
   std::vector<Dispatch> dispatches_;

@@ -40,6 +40,7 @@ struct Vector {
 struct Policy {
   bool fused = true;
   std::string reason = "default: fused";
+  DeviceTraits traits{};  // what the device wants of its programs
   static Policy from_environment();  // LILY_PLAN=fused|unfused; InvalidArgument
 };
 

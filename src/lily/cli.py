@@ -100,10 +100,11 @@ def _load(options: dict[str, Any]) -> lily.Model:
 @cli.command()
 @click.argument("source")
 @click.option("--revision", help="Branch, tag or commit of a Hub id.")
+@click.option("--device", default="auto", show_default=True, help="Whose programs: cpu, metal, sim, cuda; it need not be here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every dispatch.")
-def plan(source: str, revision: str | None, as_json: bool) -> None:
+def plan(source: str, revision: str | None, device: str, as_json: bool) -> None:
     """What a decode step of SOURCE (a config.json, a directory or a Hub id) does and needs."""
-    result = lily.plan(source, revision=revision)
+    result = lily.plan(source, revision=revision, device=device)
     if as_json:
         _print_json(result.to_dict())
     else:
