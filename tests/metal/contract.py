@@ -88,4 +88,6 @@ def differences(host_name: str, parameters: list[dict]) -> list[str]:
 
 def _words(name: str) -> set[str]:
     words = {w for w in re.split(r"_", name.lower()) if w}
-    return {{"keys": "k", "values": "v"}.get(w, w) for w in words if w != "down"}  # the shared expert's weights say "shared"
+    return {
+        {"keys": "k", "values": "v", "map": "tiles"}.get(w, w) for w in words if w != "down"
+    }  # the shared expert's weights say "shared"

@@ -160,11 +160,7 @@ simd_vote simd_ballot(bool);
 enum memory_order { memory_order_relaxed };
 template <class T>
 struct atomic {
-  atomic() = default;
-  atomic(const atomic&) = delete;
-
- private:
-  T value;
+  T lily_value;
 };
 typedef atomic<int> atomic_int;
 typedef atomic<uint> atomic_uint;

@@ -105,6 +105,9 @@ constexpr typename pointee<To>::type& operator->*(dereferenced_cast<To>, From* p
   return *(pointer_cast<To>()->*p);
 }
 
+template <class T>
+threadgroup T& threadgroup_memory();
+
 }  // namespace lily
 
 template <class To, class From>
