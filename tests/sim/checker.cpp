@@ -182,7 +182,7 @@ void Checker::access(const void* address, uint64_t bytes, uint32_t kind, const v
   const int64_t offset = r.bound ? static_cast<const char*>(address) - r.data : int64_t((reinterpret_cast<uintptr_t>(address) & (Sandbox::kSlotBytes - 1)) - Sandbox::kStart);
   if (!r.bound || offset < 0 || !allowed(r, uint64_t(offset), bytes, write)) refuse(r, offset, bytes, kind, site);
   if (kind == kAtomicUpdate && !allowed(r, uint64_t(offset), bytes, false)) refuse(r, offset, bytes, kRead, site);
-  if (alignment > 1 && reinterpret_cast<uintptr_t>(address) % alignment)
+  if (reinterpret_cast<uintptr_t>(address) & (alignment - 1))
     fail_at(site, "misaligned: %s %llu bytes at byte %lld of %s '%s', which is no multiple of %u", verb(kind), number(bytes), (long long)offset,
             r.threadgroup ? "threadgroup array" : "buffer", r.name ? r.name : "", alignment);
   if (counting && !r.threadgroup) {

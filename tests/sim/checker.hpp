@@ -66,7 +66,7 @@ class Checker {
     if (counting) traffic_.simdgroup_met(simd.index);
     (void)w;
   }
-  // One access of the running lane; does not return when it is wrong.
+  // One access of the running lane; does not return when it is wrong. alignment: a power of two.
   void access(const void* address, uint64_t bytes, uint32_t kind, const void* site, unsigned alignment);
 
  private:

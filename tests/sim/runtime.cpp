@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <mutex>
+#include <initializer_list>
 
 #include "checker.hpp"
 #include "worker.hpp"
@@ -74,6 +74,17 @@ void shuffle(uint32_t* order, uint32_t n, Random& random) {
   for (uint32_t i = n; i > 1; i--) std::swap(order[i - 1], order[random.next() % i]);
 }
 
+uint64_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
+void mix(uint64_t& flow, std::initializer_list<uint64_t> parts) {
+  for (const uint64_t part : parts) flow = (flow ^ part) * 0x9E3779B97F4A7C15u + 1;
+}
+
+void compare_group_flow(const Worker& w, const void* site) {
+  for (uint32_t k = 1; k < w.n_simds; k++)
+    if (w.simds[k].group_flow != w.simds[0].group_flow) fail_at(site, "divergence: simdgroups 0 and %u did not run the same matmul2d operations", k);
+}
+
 // A lane returned from the kernel: the last event of its simdgroup.
 [[noreturn]] void leave() {
   Worker& w = *worker;
@@ -81,6 +92,7 @@ void shuffle(uint32_t* order, uint32_t n, Random& random) {
     Simd& s = *w.lane->simd;
     s.done = true;
     if (++w.done == w.n_simds) {
+      compare_group_flow(w, nullptr);
       switch_context(&w.lane->context, &w.main);
     } else {
       if (w.waiting) fail_at(w.barrier_site, "simdgroup %u returned while %u simdgroups wait at threadgroup_barrier", s.index, w.waiting);
@@ -176,10 +188,11 @@ bool arrive(const char* what, const void* site, uint32_t operand) {
   return false;
 }
 
-void note_flow(const void* site, const void* address, uint64_t operand) {
-  Lane& l = *worker->lane;
-  for (const uint64_t part : {uint64_t(reinterpret_cast<uintptr_t>(site)), uint64_t(reinterpret_cast<uintptr_t>(address)), operand})
-    l.flow = (l.flow ^ part) * 0x9E3779B97F4A7C15u + 1;
+void note_flow(const void* site, const void* address, uint64_t operand) { mix(worker->lane->flow, {number(site), number(address), operand}); }
+
+void note_group_flow(const void* site, const void* first, const void* second) {
+  const Lane& l = *worker->lane;
+  if (l.index == 0) mix(l.simd->group_flow, {number(site), number(first), number(second)});
 }
 
 void threadgroup_barrier(uint32_t flags, const void* site) {
@@ -195,6 +208,7 @@ void threadgroup_barrier(uint32_t flags, const void* site) {
   }
   if (w.done) fail_at(site, "simdgroup %u waits at threadgroup_barrier while %u simdgroups returned", s.index, w.done);
   if (++w.waiting == w.n_simds) {
+    compare_group_flow(w, site);
     w.waiting = 0;
     w.barriers++;
     if (w.state->checker) w.state->checker->threadgroup_barrier(flags);
@@ -248,6 +262,7 @@ bool Worker::run(Uint3 position, uint32_t index) {
     s.index = k;
     s.arrived = 0;
     s.done = false;
+    s.group_flow = 0;
     s.device_epoch = s.threadgroup_epoch = 0;
     if (state->seed) shuffle(order, kSimdWidth, random);
     for (uint32_t i = 0; i < kSimdWidth; i++) {

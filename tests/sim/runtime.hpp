@@ -45,6 +45,7 @@ struct Simd {
   Simd* next = nullptr;    // ring of simdgroups
   uint32_t index = 0;
   bool done = false;
+  uint64_t group_flow = 0;
   uint32_t device_epoch = 0, threadgroup_epoch = 0;  // simdgroup barriers passed
 };
 
@@ -70,6 +71,8 @@ void touch(const void* address, size_t bytes, uint32_t kind, const void* site);
 
 // A simdgroup's load or store: no meeting, but at the next collective all lanes must have done the same.
 void note_flow(const void* site, const void* address, uint64_t operand);
+// What all simdgroups of a threadgroup do alike: compared at the next threadgroup barrier and at the end.
+void note_group_flow(const void* site, const void* first, const void* second);
 
 uint32_t threads_of_threadgroup();
 bool scrambled_layout();
