@@ -227,87 +227,110 @@ void Checker::read_only(Region& region, uint64_t offset, uint64_t bytes, uint32_
   }
 }
 
-void Checker::check_cells(Region& region, uint64_t offset, uint64_t bytes, uint32_t kind, const void* site) {
-  const uint64_t base = region.threadgroup ? 0 : reinterpret_cast<uintptr_t>(region.original);
-  for (uint64_t at = offset; at < offset + bytes;) {
-    const bool odd = (base + at) & 1;
-    const uint64_t here = odd || at + 1 == offset + bytes ? 1 : 2;
-    const uint8_t mask = here == 2 ? 3 : odd ? 2 : 1;
-    if (region.threadgroup) {
-      check_cell(region, region.cells[at / 2], at, mask, kind, site);
-    } else {
-      ShadowPage& p = page(region, at);
-      if (p.cells.empty()) p.cells.resize(kShadowBytes / 2);
-      const uint64_t c = (base + at) % kShadowBytes / 2;
-      if (writes(kind)) {
-        if (p.reads_interval == interval_ && (p.reads[c / 64] >> (c % 64) & 1)) race(region, p.cells[c], at, kind, false, p.reads_dispatch, site);
-        p.written = device_epoch_;
-      }
-      check_cell(region, p.cells[c], at, mask, kind, site);
-    }
-    at += here;
-  }
-}
-
 constexpr uint8_t kWriteAtomic = 1, kReadAtomic = 2, kReadSimd = 4, kReadMany = 8;
 
-void Checker::check_cell(Region& region, Cell& cell, uint64_t offset, uint8_t mask, uint32_t kind, const void* site) {
-  const Lane& l = *worker_->lane;
-  const uint32_t epoch = region.threadgroup ? threadgroup_epoch_ : device_epoch_;
-  const uint32_t since = region.threadgroup ? group_ : interval_;
-  const uint32_t sub = region.threadgroup ? l.simd->threadgroup_epoch : l.simd->device_epoch;
-  const bool is_atomic = atomic(kind);
-
-  if (region.threadgroup && kind != kWrite && kind != kAtomicWrite && cell.write_epoch < group_)
-    fail_at(site, "uninitialised: %s threadgroup array '%s' at byte %llu, which no thread has written", verb(kind), region.name, number(offset));
-
-  const bool both_atomic = is_atomic && (cell.flags & kWriteAtomic);
-  if (!both_atomic && cell.write_epoch >= since && (cell.write_mask & mask)) {
-    const bool same_simd = cell.write_thread / kSimdWidth == l.simd->index;
-    if (cell.write_epoch < group_ || (cell.write_epoch == epoch && cell.write_thread != l.thread && !(same_simd && cell.write_sub != sub)))
-      race(region, cell, offset, kind, true, cell.write_epoch, site);
+// What a read and a write have in common: the last writer must be ordered before.
+inline void Checker::check_writer(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
+  const bool both_atomic = atomic(now.kind) && (cell.flags & kWriteAtomic);
+  if (!both_atomic && cell.write_epoch >= now.since && (cell.write_mask & mask)) {
+    const bool same_simd = cell.write_thread / kSimdWidth == now.simd;
+    if (cell.write_epoch < group_ || (cell.write_epoch == now.epoch && cell.write_thread != now.thread && !(same_simd && cell.write_sub != now.sub)))
+      race(region, cell, offset, now.kind, true, cell.write_epoch, now.site);
   }
-  if (!is_atomic && cell.other_write >= since && cell.other_write) race(region, cell, offset, kind, true, cell.other_write, site);
+  if (!atomic(now.kind) && cell.other_write && cell.other_write >= now.since) race(region, cell, offset, now.kind, true, cell.other_write, now.site);
+}
 
-  if (writes(kind)) {
-    const bool reads_atomic = is_atomic && (cell.flags & kReadAtomic);
-    if (!reads_atomic && cell.read_epoch >= since && (cell.read_mask & mask)) {
-      if (cell.read_epoch < group_) race(region, cell, offset, kind, false, cell.read_epoch, site);
-      if (cell.read_epoch == epoch) {
-        const bool same_simd = cell.read_thread / kSimdWidth == l.simd->index;
-        const bool ordered = !(cell.flags & kReadMany) && same_simd && cell.read_sub != sub;
-        const bool own = !(cell.flags & (kReadMany | kReadSimd)) && cell.read_thread == l.thread;
-        if (!ordered && !own) race(region, cell, offset, kind, false, cell.read_epoch, site);
-      }
+inline void Checker::check_write(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
+  const bool is_atomic = atomic(now.kind);
+  if (region.threadgroup && now.kind == kAtomicUpdate && cell.write_epoch < group_) uninitialised(region, offset, now);
+  check_writer(region, cell, offset, mask, now);
+  const bool reads_atomic = is_atomic && (cell.flags & kReadAtomic);
+  if (!reads_atomic && cell.read_epoch >= now.since && (cell.read_mask & mask)) {
+    if (cell.read_epoch < group_) race(region, cell, offset, now.kind, false, cell.read_epoch, now.site);
+    if (cell.read_epoch == now.epoch) {
+      const bool same_simd = cell.read_thread / kSimdWidth == now.simd;
+      const bool ordered = !(cell.flags & kReadMany) && same_simd && cell.read_sub != now.sub;
+      const bool own = !(cell.flags & (kReadMany | kReadSimd)) && cell.read_thread == now.thread;
+      if (!ordered && !own) race(region, cell, offset, now.kind, false, cell.read_epoch, now.site);
     }
-    if (!reads_atomic && cell.other_read >= since && cell.other_read) race(region, cell, offset, kind, false, cell.other_read, site);
-    if (cell.write_epoch < group_) cell.other_write = cell.write_epoch >= since ? cell.write_epoch : 0;
-    cell.write_mask = cell.write_epoch == epoch && cell.write_thread == l.thread ? uint8_t(cell.write_mask | mask) : mask;
-    cell.write_epoch = epoch;
-    cell.write_sub = sub;
-    cell.write_thread = uint16_t(l.thread);
-    cell.write_site = uint32_t(reinterpret_cast<uintptr_t>(site));
-    cell.flags = uint8_t((cell.flags & ~kWriteAtomic) | (is_atomic ? kWriteAtomic : 0));
-    return;
   }
-  if (cell.read_epoch < group_) cell.other_read = cell.read_epoch >= since && !(cell.flags & kReadAtomic && is_atomic) ? cell.read_epoch : 0;
-  if (cell.read_epoch != epoch) {
-    cell.read_epoch = epoch;
+  if (!reads_atomic && cell.other_read && cell.other_read >= now.since) race(region, cell, offset, now.kind, false, cell.other_read, now.site);
+  if (cell.write_epoch < group_) cell.other_write = cell.write_epoch >= now.since ? cell.write_epoch : 0;
+  cell.write_mask = cell.write_epoch == now.epoch && cell.write_thread == now.thread ? uint8_t(cell.write_mask | mask) : mask;
+  cell.write_epoch = now.epoch;
+  cell.write_sub = now.sub;
+  cell.write_thread = uint16_t(now.thread);
+  cell.flags = uint8_t((cell.flags & ~kWriteAtomic) | (is_atomic ? kWriteAtomic : 0));
+}
+
+inline void Checker::check_read(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
+  const bool is_atomic = atomic(now.kind);
+  if (region.threadgroup && cell.write_epoch < group_) uninitialised(region, offset, now);
+  check_writer(region, cell, offset, mask, now);
+  if (cell.read_epoch != now.epoch) {
+    if (cell.read_epoch < group_) {
+      const bool counts = cell.read_epoch >= now.since && !(is_atomic && (cell.flags & kReadAtomic));
+      cell.other_read = counts ? cell.read_epoch : 0;
+    }
+    cell.read_epoch = now.epoch;
     cell.read_mask = mask;
     cell.flags = uint8_t((cell.flags & kWriteAtomic) | (is_atomic ? kReadAtomic : 0));
   } else {
     cell.read_mask |= mask;
     if (!is_atomic) cell.flags &= uint8_t(~kReadAtomic);
-    if (cell.read_thread / kSimdWidth != l.simd->index) {
+    if (cell.read_thread / kSimdWidth != now.simd) {
       cell.flags |= kReadMany;
-    } else if (cell.read_sub == sub) {
-      if (cell.read_thread != l.thread) cell.flags |= kReadSimd;
+    } else if (cell.read_sub == now.sub) {
+      if (cell.read_thread != now.thread) cell.flags |= kReadSimd;
     } else {
       cell.flags &= uint8_t(~kReadSimd);
     }
   }
-  cell.read_sub = sub;
-  cell.read_thread = uint16_t(l.thread);
+  cell.read_sub = now.sub;
+  cell.read_thread = uint16_t(now.thread);
+}
+
+void Checker::uninitialised(const Region& region, uint64_t offset, const Now& now) {
+  fail_at(now.site, "uninitialised: %s threadgroup array '%s' at byte %llu, which no thread has written", verb(now.kind), region.name, number(offset));
+}
+
+void Checker::check_cells(Region& region, uint64_t offset, uint64_t bytes, uint32_t kind, const void* site) {
+  const Lane& l = *worker_->lane;
+  const bool write = writes(kind);
+  const Now now{l.thread,
+                l.simd->index,
+                region.threadgroup ? l.simd->threadgroup_epoch : l.simd->device_epoch,
+                region.threadgroup ? threadgroup_epoch_ : device_epoch_,
+                region.threadgroup ? group_ : interval_,
+                kind,
+                site};
+  const uint64_t base = region.threadgroup ? 0 : reinterpret_cast<uintptr_t>(region.original);
+  const uint64_t end = base + offset + bytes;
+  for (uint64_t at = base + offset; at < end;) {
+    Cell* cells = region.cells.data();
+    uint64_t page_end = end, first = 0;
+    ShadowPage* p = nullptr;
+    if (!region.threadgroup) {
+      p = &page(region, at - base);
+      if (p->cells.empty()) p->cells.resize(kShadowBytes / 2);
+      cells = p->cells.data();
+      first = at / kShadowBytes * kShadowBytes;
+      page_end = std::min(end, first + kShadowBytes);
+      if (write) p->written = device_epoch_;
+    }
+    while (at < page_end) {
+      const uint64_t here = (at & 1) || at + 1 == end ? 1 : 2;
+      const uint8_t mask = here == 2 ? 3 : at & 1 ? 2 : 1;
+      const uint64_t c = (at - first) / 2;
+      if (write) {
+        if (p && p->reads_interval == interval_ && (p->reads[c / 64] >> (c % 64) & 1)) race(region, cells[c], at - base, kind, false, p->reads_dispatch, site);
+        check_write(region, cells[c], at - base, mask, now);
+      } else {
+        check_read(region, cells[c], at - base, mask, now);
+      }
+      at += here;
+    }
+  }
 }
 
 void Checker::race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site) {

@@ -15,7 +15,6 @@ namespace lily_sim {
 struct Cell {
   uint32_t write_epoch, write_sub, read_epoch, read_sub;
   uint32_t other_read, other_write;  // epoch of the last access by an earlier threadgroup of the interval
-  uint32_t write_site;               // offset in this library
   uint16_t write_thread, read_thread;
   uint8_t write_mask, read_mask;  // which of the two bytes
   uint8_t flags;
@@ -70,6 +69,11 @@ class Checker {
   void access(const void* address, uint64_t bytes, uint32_t kind, const void* site, unsigned alignment);
 
  private:
+  // Who makes an access, and since when it may meet others.
+  struct Now {
+    uint32_t thread, simd, sub, epoch, since, kind;
+    const void* site;
+  };
   struct Recent {
     uint32_t epoch;
     std::string label;
@@ -78,7 +82,10 @@ class Checker {
   bool allowed(const Region& region, uint64_t offset, uint64_t bytes, bool write) const;
   [[noreturn]] void refuse(const Region& region, int64_t offset, uint64_t bytes, uint32_t kind, const void* site);
   void check_cells(Region& region, uint64_t offset, uint64_t bytes, uint32_t kind, const void* site);
-  void check_cell(Region& region, Cell& cell, uint64_t offset, uint8_t mask, uint32_t kind, const void* site);
+  void check_writer(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now);
+  void check_read(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now);
+  void check_write(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now);
+  [[noreturn]] void uninitialised(const Region& region, uint64_t offset, const Now& now);
   void read_only(Region& region, uint64_t offset, uint64_t bytes, uint32_t kind, const void* site);
   [[noreturn]] void race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site);
   ShadowPage& page(Region& region, uint64_t offset);

@@ -5,8 +5,8 @@
 
 namespace lily_sim {
 
-void touch(const void* address, size_t bytes, uint32_t kind, const void* site) {
-  if (active_checker) active_checker->access(address, bytes, kind, site, bytes <= 16 && (bytes & (bytes - 1)) == 0 ? unsigned(bytes) : 1);
+void touch(const void* address, size_t bytes, uint32_t kind, const void* site, unsigned alignment) {
+  if (active_checker) active_checker->access(address, bytes, kind, site, alignment);
 }
 
 }  // namespace lily_sim

@@ -67,7 +67,7 @@ void simdgroup_barrier(uint32_t flags, const void* site);
 void* threadgroup_array(const void* key, const char* name, size_t bytes, size_t alignment, const void* site);
 
 // Shims run uninstrumented: they say themselves what kernel memory they touch.
-void touch(const void* address, size_t bytes, uint32_t kind, const void* site);
+void touch(const void* address, size_t bytes, uint32_t kind, const void* site, unsigned alignment);
 
 // A simdgroup's load or store: no meeting, but at the next collective all lanes must have done the same.
 void note_flow(const void* site, const void* address, uint64_t operand);

@@ -24,14 +24,14 @@ typedef _atomic<bool> atomic_bool;
 
 template <class T>
 LILY_ATOMIC T atomic_load_explicit(const volatile _atomic<T>* p, memory_order) {
-  ::lily_sim::touch(const_cast<_atomic<T>*>(p), sizeof(T), ::lily_sim::kAtomicRead, __builtin_return_address(0));
+  ::lily_sim::touch(const_cast<_atomic<T>*>(p), sizeof(T), ::lily_sim::kAtomicRead, __builtin_return_address(0), sizeof(T));
   T v;
   __atomic_load(const_cast<T*>(&p->value), &v, __ATOMIC_RELAXED);
   return v;
 }
 template <class T, class U>
 LILY_ATOMIC void atomic_store_explicit(volatile _atomic<T>* p, U value, memory_order) {
-  ::lily_sim::touch(const_cast<_atomic<T>*>(p), sizeof(T), ::lily_sim::kAtomicWrite, __builtin_return_address(0));
+  ::lily_sim::touch(const_cast<_atomic<T>*>(p), sizeof(T), ::lily_sim::kAtomicWrite, __builtin_return_address(0), sizeof(T));
   T v = T(value);
   __atomic_store(const_cast<T*>(&p->value), &v, __ATOMIC_RELAXED);
 }
@@ -43,7 +43,7 @@ namespace lily_sim {
 template <class T, class Op>
 inline __attribute__((always_inline)) T update(const volatile metal::_atomic<T>* p, const void* site, Op op) {
   T* at = const_cast<T*>(&p->value);
-  touch(at, sizeof(T), kAtomicUpdate, site);
+  touch(at, sizeof(T), kAtomicUpdate, site, sizeof(T));
   T before, after;
   __atomic_load(at, &before, __ATOMIC_RELAXED);
   do {
@@ -75,7 +75,7 @@ LILY_FETCH(atomic_exchange_explicit, (void(a), b))
 template <class T, class U>
 LILY_ATOMIC bool atomic_compare_exchange_weak_explicit(volatile _atomic<T>* p, T* expected, U desired, memory_order, memory_order) {
   T* at = const_cast<T*>(&p->value);
-  ::lily_sim::touch(at, sizeof(T), ::lily_sim::kAtomicUpdate, __builtin_return_address(0));
+  ::lily_sim::touch(at, sizeof(T), ::lily_sim::kAtomicUpdate, __builtin_return_address(0), sizeof(T));
   T want = T(desired);
   return __atomic_compare_exchange(at, expected, &want, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }

@@ -45,7 +45,7 @@ struct cooperative_tensor {
       const auto at = get_multidimensional_index(i);
       if (!get_mask(i) || !target.inside(at[0], at[1])) continue;
       auto* p = target.at(at[0], at[1]);
-      ::lily_sim::touch(p, sizeof *p, ::lily_sim::kWrite, site);
+      ::lily_sim::touch(p, sizeof *p, ::lily_sim::kWrite, site, sizeof *p);
       *p = static_cast<typename Tensor::element_type>(values[i]);
     }
   }
@@ -59,7 +59,7 @@ struct cooperative_tensor {
       values[i] = T(0.0f);
       if (!source.inside(at[0], at[1])) continue;
       auto* p = source.at(at[0], at[1]);
-      ::lily_sim::touch(p, sizeof *p, ::lily_sim::kRead, site);
+      ::lily_sim::touch(p, sizeof *p, ::lily_sim::kRead, site, sizeof *p);
       values[i] = T(*p);
     }
   }
@@ -120,7 +120,7 @@ struct matmul2d {
     height = height < t.sizes[1] ? height : t.sizes[1];
     for (unsigned shift : {0u, kThreads / 2 + 1})
       for (long e = (thread + shift) % kThreads; e < width * height; e += kThreads)
-        ::lily_sim::touch(t.at(e % width, e / width), sizeof(typename Tensor::value_type), ::lily_sim::kRead, site);
+        ::lily_sim::touch(t.at(e % width, e / width), sizeof(typename Tensor::value_type), ::lily_sim::kRead, site, sizeof(typename Tensor::value_type));
   }
 };
 

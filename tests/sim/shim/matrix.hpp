@@ -67,7 +67,11 @@ __attribute__((noinline)) void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, cons
   };
   // For the race checks each lane reads what belongs to its neighbour: no lane may count on finding its own elements without a barrier.
   const auto other = ::lily_sim::place_of((lane + 1) % 32), mine = ::lily_sim::place_of(lane);
-  for (uint k = 0; k < 2; k++) ::lily_sim::touch(element(other, k), sizeof(T), ::lily_sim::kRead, site);
+  if (transpose) {
+    for (uint k = 0; k < 2; k++) ::lily_sim::touch(element(other, k), sizeof(T), ::lily_sim::kRead, site, sizeof(T));
+  } else {
+    ::lily_sim::touch(element(other, 0), 2 * sizeof(T), ::lily_sim::kRead, site, sizeof(T));
+  }
   m.values = vec<T, 2>{*element(mine, 0), *element(mine, 1)};
 }
 
@@ -77,11 +81,15 @@ __attribute__((noinline)) void simdgroup_store(const simdgroup_matrix<T, 8, 8>& 
   ::lily_sim::note_flow(site, target, elements_per_row);
   const auto p = ::lily_sim::place_of(::lily_sim::lane().index);
   T* base = target + origin.y * elements_per_row + origin.x;
-  for (uint k = 0; k < 2; k++) {
-    T* at = transpose ? base + (p.col + k) * elements_per_row + p.row : base + p.row * elements_per_row + p.col + k;
-    ::lily_sim::touch(at, sizeof(T), ::lily_sim::kWrite, site);
-    *at = m.values[k];
+  auto element = [&](uint k) __attribute__((always_inline, disable_sanitizer_instrumentation)) {
+    return transpose ? base + (p.col + k) * elements_per_row + p.row : base + p.row * elements_per_row + p.col + k;
+  };
+  if (transpose) {
+    for (uint k = 0; k < 2; k++) ::lily_sim::touch(element(k), sizeof(T), ::lily_sim::kWrite, site, sizeof(T));
+  } else {
+    ::lily_sim::touch(element(0), 2 * sizeof(T), ::lily_sim::kWrite, site, sizeof(T));
   }
+  for (uint k = 0; k < 2; k++) *element(k) = m.values[k];
 }
 
 template <class D, class A, class B, class C>
