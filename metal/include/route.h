@@ -26,7 +26,8 @@ inline void route_token(device const float* logits, uint E, uint k, uint lane, t
       if (lane + 32u * i == chosen) key[i] = 0u;
     if (lane == j) id = chosen, mine = order_value(highest);
   }
-  float p = lane < k ? metal::exp(mine - simd_broadcast(mine, ushort(0))) : 0.0f;
+  const float first = simd_broadcast(mine, ushort(0));
+  float p = lane < k ? metal::exp(mine - first) : 0.0f;
   float sum = 0.0f;
   for (uint j = 0; j < k; j++) sum += simd_shuffle(p, ushort(j));
   weight = p / sum;
