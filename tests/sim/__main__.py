@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,10 @@ def main(argv: list[str] | None = None) -> int:
     b = commands.add_parser("build", help="compile the kernels and the simulator; the last line is the library's path")
     b.add_argument("--out", type=Path, help="folder for objects and the library, kept between builds")
     b.add_argument("--jobs", type=int, help="compilers at a time (default: one per core)")
+    r = commands.add_parser("report", help="what every kernel moves at the widths of the 35B model, as Markdown")
+    r.add_argument("names", nargs="*", help="cases; all by default")
+    r.add_argument("--out", type=Path, help="folder for objects and the library, kept between builds")
+    r.add_argument("--jobs", type=int, help="compilers at a time (default: one per core)")
     args = parser.parse_args(argv)
 
     from lily.msl import KernelSourceError
@@ -27,8 +32,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {e}", file=sys.stderr)
         return 1
     print(f"built in {time.monotonic() - begin:.1f} s", file=sys.stderr)
-    print(library)
-    return 0
+    if args.command == "build":
+        print(library)
+        return 0
+    os.environ["LILY_SIM"] = str(library)
+    from .report import report
+
+    text, faults = report(args.names)
+    print(text)
+    for fault in faults:
+        print(f"missed: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
