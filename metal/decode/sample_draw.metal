@@ -21,7 +21,7 @@ inline void sum_digits(SelectScratch s, device const uint* hist, device const fl
 // Ids [from, to) of y with a first digit of at least `digit`; returns how many.
 inline uint gather(device const float* y, uint from, uint to, uint digit, device float* values, device uint* ids, threadgroup atomic_uint* size, uint thread_index) {
   if (thread_index == 0u) atomic_store_explicit(size, 0u, memory_order_relaxed);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);  // the list may have served before
   for (uint i = from + thread_index; i < to; i += SELECT_THREADS) {
     float v = y[i];
     if (first_digit(v) >= digit) {

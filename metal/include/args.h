@@ -149,7 +149,7 @@ typedef struct { LilyFormat fmt; LilyFormat up; uint32_t K, N; uint32_t ldy; uin
 //             5 conv_in act[3,C], 6 S_in, 7 conv_out (w), 8 S_out (w), 9 o act[Nv*Dv] (w). grid: Nv
 // conv_rows:  0 step, 1 qkv f32[T,ld] (rounded), 2 conv_w, 3 conv_in, 4 conv_out (w), 5 y f32[T,C] (w, after silu), 6.. 6+8 snapshot conv (w). grid: C/128
 // gdn_prepare_rows: 0 step, 1 y f32[T,C] (rw: q and k are normalised in place, q scaled by Dk^-0.5), 2 b f32[T,Nv], 3 a f32[T,Nv], 4 A, 5 dt_bias, 6 gates f32[T,Nv,2] (w: g, beta). grid: T
-// gdn_scan:   0 step, 1 y f32[T,C], 2 gates, 3 S_in, 4 S_out (w), 5 o f32[T,Nv*Dv] (w), 6.. 6+8 snapshot S (w). grid: Nv * Dv/64
+// gdn_scan:   0 step, 1 y f32[T,C], 2 gates, 3 S_in, 4 S_out (rw: only the comparison that scans in blocks reads it), 5 o f32[T,Nv*Dv] (w), 6.. 6+8 snapshot S (w). grid: Nv * Dv/64
 //             per token: u = S k, p = S q (both of the old state, dk ascending); m = g u; d = beta (v - m); S = g S + d k^T; o = g p + d (k.q)
 // gated_norm_rows: 0 step, 1 o f32[T,Nv*Dv], 2 z f32[T,ld], 3 norm f32[Dv], 4 x act[T,Nv*Dv] (w). grid: T
 typedef struct { uint32_t Nk, Nv, Dk, Dv; uint32_t ld_qkv, ld_z, ld_ba; float eps; } LilyGdnArgs;
@@ -183,8 +183,8 @@ typedef struct {
 // head: rmsnorm_rows + gemm on at most 64 rows; score_rows: 0 step, 1 logits f32[64,V], 2 targets i32[64], 3 out f32[64] (w). grid: 64
 // sample_adjust: 0 sample, 1 logits f32[V], 2 counts u32[V] (bit 31: in the session; low bits: times in this output), 3 bias f32[V], 4 mask u32[V/32],
 //                5 y f32[V] (w), 6 block f32[blocks,4] (w: max, id of max as bits, sum exp(y-max), 0), 7 hist u32[blocks,2048] (w). grid: V/16384
-// sample_mass:   0 sample, 1 y, 2 block, 3 mass f32[blocks,2048] (w: sum exp((y-M)/T) by digit). grid: V/16384; idle unless top_p without top_k
-// sample_draw:   0 sample (rw), 1 y, 2 block, 3 hist, 4 mass, 5 list f32[V,2] (w), 6 counts (rw), 7 next step (w: token). grid: 1
+// sample_mass:   0 sample, 1 y, 2 block, 3 mass f32[blocks,2048] (w: sum exp((y-M)/T) by digit). grid: V/16384; idle unless top_p without top_k, or (GPUs: sums of 512 ids) a plain draw
+// sample_draw:   0 sample (rw), 1 y, 2 block, 3 hist, 4 mass, 5 list f32[V,2] (rw, scratch), 6 counts (rw), 7 next step (w: token). grid: 1
 typedef struct { uint32_t V; uint32_t blocks; } LilySampleArgs;
 
 #endif
