@@ -56,9 +56,12 @@ Lane& lane();
 
 // The lane brings nothing more; true for the last of its simdgroup, which computes what the others take.
 // Every lane must come with the same site and operand.
-bool arrive(const char* what, const void* site, uint32_t operand);
-void threadgroup_barrier(uint32_t flags, const void* site);
-void simdgroup_barrier(uint32_t flags, const void* site);
+// Convergent: the compiler must not copy a call into several branches, for the place of the call tells which collective it is. The
+// functions of the shims inherit this only from what they call.
+#define LILY_CONVERGENT __attribute__((convergent))
+LILY_CONVERGENT bool arrive(const char* what, const void* site, uint32_t operand);
+LILY_CONVERGENT void threadgroup_barrier(uint32_t flags, const void* site);
+LILY_CONVERGENT void simdgroup_barrier(uint32_t flags, const void* site);
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // The same with the place in the kernel's source.
 [[noreturn]] void fail_at(const void* site, const char* format, ...) __attribute__((format(printf, 2, 3)));
