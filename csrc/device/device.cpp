@@ -49,6 +49,8 @@ DeviceTraits gpu_traits() {
   DeviceTraits t{.tile_map = true, .key_blocks = 32, .long_context = 32768};
   const Tuning tuning = Tuning::from_environment();
   if (const std::string* tiles = tuning.variant("moe_scan")) t.tile_rows = *tiles == "tile16" ? 16 : 32;
+  if (const std::string* product = tuning.variant("gemm")) t.expand = *product == "expand";
+  if (tuning.variant("attn_rows")) t.key_blocks = 1;  // cut256
   return t;
 }
 

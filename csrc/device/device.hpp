@@ -79,6 +79,7 @@ struct DeviceInfo {
 // What a device wants of the programs that are recorded for it.
 struct DeviceTraits {
   bool tile_map = false;          // routed rows go through a tile map and indirect grids
+  bool expand = false;            // weights of matrix products are dequantised to a buffer first: for comparison
   uint32_t tile_rows = 0;         // rows of its tiles; 0: 16 or 32 by the mean rows of an expert
   uint32_t key_blocks = 0;        // K/V blocks of one dispatch of prefill attention; 0: all of them
   uint32_t long_context = 0;      // tokens from which decode attention takes its long form; 0: never

@@ -174,7 +174,11 @@ void moe_step(Recorder& r, const BufferUse& step, const std::string& label, cons
     record_unfused(r, step, label, m, w, norm, s);
 }
 
-void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& m, const ExpertWeights& w, const Slot& x, const Slot& h) {
+void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& m, const ExpertWeights& weights, const Slot& x, const Slot& h) {
+  ExpertWeights w = weights;
+  w.gate = product_weight(r, label + ".experts.gate", weights.gate, "gate.");
+  w.up = product_weight(r, label + ".experts.up", weights.up, "up.");
+  w.down = product_weight(r, label + ".experts.down", weights.down, "down.");
   uint64_t T = t.rows, routed = T * m.k;
   Slot logits = r.floats("router", T * m.E), shared_logit = r.floats("shared_router", T);
   Slot ids = r.words("expert_ids", routed), route = r.floats("expert_route", routed);

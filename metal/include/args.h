@@ -140,6 +140,7 @@ typedef struct {
 // gemm:          0 step, 1 x act[T,K], 2 y f32[T,ldy] (w), 3-5 W
 // gemm_residual: 0 step, 1 x act[T,K], 2 h f32[T,N] (rw), 3-5 W.   h += x W^T
 // gate_up_rows:  0 step, 1 x act[T,K], 2 a act[T,N] (w), 3-5 gate, 6-8 up
+// expand_rows:   0 codes, 1 scales, 2 biases, 3 w act[N,K] (w). grid: N.   what the products never hold; for the comparison alone
 // swiglu_rows:   0 step, 1 gate f32[T,N], 2 up f32[T,N], 3 a act[T,N] (w). grid: T   (rows_per_token: k for experts)
 typedef struct { LilyFormat fmt; LilyFormat up; uint32_t K, N; uint32_t ldy; uint32_t out; uint32_t round; uint32_t rows_per_token; } LilyGemmArgs;
 

@@ -1,11 +1,10 @@
 // A tile of rows x W^T: packed weights are staged by whole lines, 4-bit codes and all, unpacked to the activation storage 32 products at a time
 // into threadgroup memory, and multiplied at once; the expanded matrix exists nowhere else. Sums are fp32.
-// Order of the sums of an output: products in ascending steps of 8 through simdgroup_matrix, one accumulator from zero. It depends on neither
-// the tile's rows nor its place, so tiles of 16 and of 32 rows give equal bits.
+// Here is the staging; gemm_simdgroup.h and gemm_tensor.h multiply what is staged, each in a function gemm_tile.
+// An output's sum depends on neither the tile's rows nor its place, so tiles of 16 and of 32 rows give equal bits.
 // Threadgroup memory: two tiles of x and W (one of each when activations are float32), and the raw codes, which later hold the sums.
 #ifndef LILY_GEMM_H
 #define LILY_GEMM_H
-#include <metal_simdgroup_matrix>
 #include "quant.h"
 
 constant uint GEMM_WIDE [[function_constant(3)]];  // 1: rows of codes start at multiples of 16 bytes
@@ -89,89 +88,81 @@ inline void unpack_weights(uint format, thread const Weight& w, ulong row, uint 
   }
 }
 
-// The sums of the tile, [BM][64] floats in raw. PAIR: outputs 0..31 are of `a`, 32..63 of `b`. RAW: words of the raw tile.
-template <uint BM, uint RAW, bool PAIR>
-inline void gemm_tile(thread const GemmTile& t, threadgroup act* xs, threadgroup act* ws, threadgroup uint* raw, uint tid, uint sg) {
-  const uint K = t.a.K, chunk = PAIR ? metal::min(chunk_of(W_FORMAT), chunk_of(W2_FORMAT)) : chunk_of(W_FORMAT);
-  const uint a_words = chunk * stored_bits(W_FORMAT) / 32u, b_words = PAIR ? chunk * stored_bits(W2_FORMAT) / 32u : a_words;
-  const uint stride = metal::max(a_words, b_words);  // words of a staged row
+// Words of a staged row of codes: of each weight, and from one row to the next.
+struct CodeRows {
+  uint chunk, a_words, b_words, stride;
+};
+template <bool PAIR> inline CodeRows code_rows() {
+  CodeRows c;
+  c.chunk = PAIR ? metal::min(chunk_of(W_FORMAT), chunk_of(W2_FORMAT)) : chunk_of(W_FORMAT);
+  c.a_words = c.chunk * stored_bits(W_FORMAT) / 32u;
+  c.b_words = PAIR ? c.chunk * stored_bits(W2_FORMAT) / 32u : c.a_words;
+  c.stride = metal::max(c.a_words, c.b_words);
+  return c;
+}
 
-  // what this thread stages of x: eight values of one row
-  const uint x_row = tid / 4u, x_at = tid % 4u * 8u;
-  const bool x_live = x_row < t.rows;
-  const ulong x_from = t.by_slot_list && x_live ? ulong(t.slots[x_row]) : ulong(x_row);
-  device const act_pack* x = (device const act_pack*)(t.x + (x_live ? x_from * K : 0ul));
-  // and of W: sixteen values of one output
-  const uint w_row = tid / 2u, w_at = tid % 2u * 16u;
-  const bool second = PAIR && w_row >= GEMM_OUTPUTS / 2u;
-  const uint w_n = t.n0 + (second ? w_row - GEMM_OUTPUTS / 2u : w_row);
-  const bool w_live = w_n < t.N;
-
-  constexpr uint TILES = BM == 32u ? 4u : 2u;  // of 8 outputs, beside two of 8 rows
-  const uint m0 = BM == 32u ? sg / 2u * 16u : 0u, c0 = BM == 32u ? sg % 2u * 32u : sg * 16u;
-  simdgroup_matrix<float, 8, 8> sums[2][TILES];
-  LILY_UNROLL for (uint i = 0; i < 2u; i++) LILY_UNROLL for (uint j = 0; j < TILES; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-
-  uint side = 0u;
-  for (uint begin = 0; begin < K; begin += chunk) {
-    // codes of all outputs, as they lie: neighbouring threads read neighbouring words
-    const uint unit = GEMM_WIDE != 0u ? 4u : 1u, units = stride / unit;
-    for (uint i = tid; i < GEMM_OUTPUTS * units; i += GEMM_THREADS) {
-      const uint row = i / units, word = i % units * unit;
-      const bool other = PAIR && row >= GEMM_OUTPUTS / 2u;
-      const uint n = t.n0 + (other ? row - GEMM_OUTPUTS / 2u : row), words = other ? b_words : a_words;
-      const uint bits = stored_bits(other ? W2_FORMAT : W_FORMAT), row_words = K * bits / 32u, from = begin * bits / 32u + word;
-      const bool live = n < t.N && word < words && from < row_words;
-      const ulong at = live ? ((other ? t.b_row : t.a_row) + n) * row_words + from : 0ul;
-      device const uint* codes = other ? t.b.codes : t.a.codes;
-      if (GEMM_WIDE != 0u) {
-        uint4 v = uint4(0u, 0u, 0u, 0u);
-        if (live) v = *(device const uint4*)(codes + at);
-        *(threadgroup uint4*)(raw + row * stride + word) = v;
-      } else {
-        raw[row * stride + word] = live ? codes[at] : 0u;
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    for (uint at = 0; at < chunk && begin + at < K; at += GEMM_STEP) {
-      if (GEMM_BUFFERS == 1u && (begin | at) != 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
-      threadgroup act* xt = xs + side * BM * GEMM_LD;
-      threadgroup act* wt = ws + side * GEMM_OUTPUTS * GEMM_LD;
-      const uint k = begin + at;
-      if (x_row < BM) {
-        threadgroup act_pack* to = (threadgroup act_pack*)(xt + x_row * GEMM_LD + x_at);
-        const bool inside = x_live && k + x_at < K;
-        to[0] = inside ? x[(k + x_at) / 4u] : pack_act(float4(0.0f, 0.0f, 0.0f, 0.0f));
-        to[1] = inside ? x[(k + x_at) / 4u + 1u] : pack_act(float4(0.0f, 0.0f, 0.0f, 0.0f));
-      }
-      threadgroup act_pack* to = (threadgroup act_pack*)(wt + w_row * GEMM_LD + w_at);
-      if (w_live && k + w_at < K) {
-        if (second)
-          unpack_weights(W2_FORMAT, t.b, t.b_row + w_n, k + w_at, raw + w_row * stride, at + w_at, to);
-        else
-          unpack_weights(W_FORMAT, t.a, t.a_row + w_n, k + w_at, raw + w_row * stride, at + w_at, to);
-      } else {
-        LILY_UNROLL for (uint i = 0; i < 4u; i++) to[i] = pack_act(float4(0.0f, 0.0f, 0.0f, 0.0f));
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-
-      LILY_UNROLL for (uint kk = 0; kk < GEMM_STEP; kk += 8u) {
-        simdgroup_matrix<act, 8, 8> a[2], b;
-        LILY_UNROLL for (uint i = 0; i < 2u; i++) simdgroup_load(a[i], xt + (m0 + 8u * i) * GEMM_LD + kk, GEMM_LD);
-        LILY_UNROLL for (uint j = 0; j < TILES; j++) {
-          simdgroup_load(b, wt + (c0 + 8u * j) * GEMM_LD + kk, GEMM_LD, ulong2(0, 0), true);
-          LILY_UNROLL for (uint i = 0; i < 2u; i++) simdgroup_multiply_accumulate(sums[i][j], a[i], b, sums[i][j]);
-        }
-      }
-      side = (side + 1u) % GEMM_BUFFERS;
+// The codes of all outputs for values begin .. begin + chunk, as they lie: neighbouring threads read neighbouring words. PAIR: outputs 0..31
+// are of `a`, 32..63 of `b`.
+template <bool PAIR> inline void stage_codes(thread const GemmTile& t, CodeRows c, uint begin, threadgroup uint* raw, uint tid) {
+  const uint unit = GEMM_WIDE != 0u ? 4u : 1u, units = c.stride / unit;
+  for (uint i = tid; i < GEMM_OUTPUTS * units; i += GEMM_THREADS) {
+    const uint row = i / units, word = i % units * unit;
+    const bool other = PAIR && row >= GEMM_OUTPUTS / 2u;
+    const uint n = t.n0 + (other ? row - GEMM_OUTPUTS / 2u : row), words = other ? c.b_words : c.a_words;
+    const uint bits = stored_bits(other ? W2_FORMAT : W_FORMAT), row_words = t.a.K * bits / 32u, from = begin * bits / 32u + word;
+    const bool live = n < t.N && word < words && from < row_words;
+    const ulong at = live ? ((other ? t.b_row : t.a_row) + n) * row_words + from : 0ul;
+    device const uint* codes = other ? t.b.codes : t.a.codes;
+    if (GEMM_WIDE != 0u) {
+      uint4 v = uint4(0u, 0u, 0u, 0u);
+      if (live) v = *(device const uint4*)(codes + at);
+      *(threadgroup uint4*)(raw + row * c.stride + word) = v;
+    } else {
+      raw[row * c.stride + word] = live ? codes[at] : 0u;
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  threadgroup float* out = (threadgroup float*)raw;
-  LILY_UNROLL for (uint i = 0; i < 2u; i++)
-    LILY_UNROLL for (uint j = 0; j < TILES; j++) simdgroup_store(sums[i][j], out + (m0 + 8u * i) * GEMM_OUTPUTS + c0 + 8u * j, GEMM_OUTPUTS);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// What a thread stages in a step: eight values of one row of x, sixteen values of one output.
+struct GemmPlace {
+  device const act_pack* x;
+  uint x_row, x_at, w_row, w_at, w_n;
+  bool x_live, w_live, second;
+};
+template <bool PAIR> inline GemmPlace gemm_place(thread const GemmTile& t, uint tid) {
+  GemmPlace p;
+  p.x_row = tid / 4u;
+  p.x_at = tid % 4u * 8u;
+  p.x_live = p.x_row < t.rows;
+  const ulong from = t.by_slot_list && p.x_live ? ulong(t.slots[p.x_row]) : ulong(p.x_row);
+  p.x = (device const act_pack*)(t.x + (p.x_live ? from * t.a.K : 0ul));
+  p.w_row = tid / 2u;
+  p.w_at = tid % 2u * 16u;
+  p.second = PAIR && p.w_row >= GEMM_OUTPUTS / 2u;
+  p.w_n = t.n0 + (p.second ? p.w_row - GEMM_OUTPUTS / 2u : p.w_row);
+  p.w_live = p.w_n < t.N;
+  return p;
+}
+
+// One step: x into xt, unpacked weights into wt, both with rows of GEMM_LD; `at` values into the staged chunk, which starts at value `begin`.
+template <uint BM> inline void stage_step(thread const GemmTile& t, GemmPlace p, CodeRows c, uint begin, uint at, threadgroup act* xt, threadgroup act* wt, threadgroup const uint* raw) {
+  const uint k = begin + at, K = t.a.K;
+  const act_pack none = pack_act(float4(0.0f, 0.0f, 0.0f, 0.0f));
+  if (p.x_row < BM) {
+    threadgroup act_pack* to = (threadgroup act_pack*)(xt + p.x_row * GEMM_LD + p.x_at);
+    const bool inside = p.x_live && k + p.x_at < K;
+    to[0] = inside ? p.x[(k + p.x_at) / 4u] : none;
+    to[1] = inside ? p.x[(k + p.x_at) / 4u + 1u] : none;
+  }
+  threadgroup act_pack* to = (threadgroup act_pack*)(wt + p.w_row * GEMM_LD + p.w_at);
+  if (p.w_live && k + p.w_at < K) {
+    if (p.second)
+      unpack_weights(W2_FORMAT, t.b, t.b_row + p.w_n, k + p.w_at, raw + p.w_row * c.stride, at + p.w_at, to);
+    else
+      unpack_weights(W_FORMAT, t.a, t.a_row + p.w_n, k + p.w_at, raw + p.w_row * c.stride, at + p.w_at, to);
+  } else {
+    LILY_UNROLL for (uint i = 0; i < 4u; i++) to[i] = none;
+  }
 }
 
 #endif

@@ -1,24 +1,27 @@
 // attn_rows: causal attention of a chunk. o[t,h] = sum over keys k <= position + t of softmax(scale * q[t,h] . K[k]) * V[k], online over blocks of
-// 32 keys (16 in float32); x = round(o * sigmoid(gate)), or o in f32 without a gate. step, q act[T,Hq,D], qkv f32[T,ld], table, K and V arenas.
+// 64 keys (16 in float32); x = round(o * sigmoid(gate)), or o in f32 without a gate. step, q act[T,Hq,D], qkv f32[T,ld], table, K and V arenas.
 // A threadgroup takes 32 neighbouring (row, query head) pairs of one kv head, rows first: they share each K and V row. 256 threads: simdgroup s
 // holds, for pairs 8 (s/2) .. + 7, half of D of the output in registers and scores against half of the block's keys.
 // grid: ceil(T * Hq/Hkv / 32) (fastest), Hkv. The workspace does not grow with the context.
 // A dispatch meets key blocks [first_block, first_block + key_blocks) of 256: what has not met its own position is handed on in o and ml,
 // in full, so that a cut chunk gives the bits of an uncut one.
 // Bytes moved: K and V once per tile of 32 pairs. Order of sums: scores and outputs in ascending steps of 8 through simdgroup_matrix;
-// p rounded to the storage, its sum unrounded: 4 neighbours in order, then eight lanes as a tree; blocks of keys at absolute multiples, ascending.
+// p rounded to the storage, its sum unrounded: 8 neighbours in order (2 in float32), then eight lanes as a tree; blocks of keys at absolute
+// multiples, ascending.
 #include <metal_simdgroup_matrix>
 #include "attn.h"
 
 #define PAIRS 32u
 #define THREADS 256u
 #ifdef LILY_STORAGE_FLOAT32
-#define KEYS 16u
+#define KEYS 16u   // staged at a time
+#define BLOCK 16u  // under one maximum
 #else
 #define KEYS 32u
+#define BLOCK 64u
 #endif
-#define SCORE_LD 36u
-#define P_LD 40u
+#define SCORE_LD (BLOCK + 4u)
+#define P_LD (BLOCK + 8u)
 
 // Where pair i of the threadgroup lies: its row of the chunk and its query head. Pairs past the end repeat the last one: they stay finite.
 struct Pair {
@@ -100,30 +103,29 @@ kernel void attn_rows(constant LilyStep& step [[buffer(0)]], device const act* q
       }
       diagonal[tid] = 0.0f;
 
-      for (uint key = from; key <= last_key && key < stop; key += KEYS) {
-        const ulong at = arena_offset(args, table, key, group.y);
-        const uint live = metal::min(KEYS, last_key - key + 1u);
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // kv and diagonal are free
-        stage_rows<D, LD>(k_arena + at, KEYS, live, kv, tid);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        LILY_UNROLL for (uint n = 0; n < KEYS / 16u; n++) {
-          const uint column = side * (KEYS / 2u) + 8u * n;
-          simdgroup_matrix<float, 8, 8> s = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-          LILY_UNROLL for (uint d = 0; d < D / 8u; d++) {
-            simdgroup_matrix<act, 8, 8> k;
-            simdgroup_load(k, kv + column * LD + 8u * d, LD, ulong2(0, 0), true);
-            simdgroup_multiply_accumulate(s, queries[d], k, s);
+      for (uint block = from; block <= last_key && block < stop; block += BLOCK) {
+        for (uint key = block; key < block + BLOCK && key <= last_key; key += KEYS) {
+          threadgroup_barrier(mem_flags::mem_threadgroup);  // kv, scores and diagonal are free
+          stage_rows<D, LD>(k_arena + arena_offset(args, table, key, group.y), KEYS, last_key - key + 1u, kv, tid);
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          LILY_UNROLL for (uint n = 0; n < KEYS / 16u; n++) {
+            const uint column = side * (KEYS / 2u) + 8u * n;
+            simdgroup_matrix<float, 8, 8> s = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+            LILY_UNROLL for (uint d = 0; d < D / 8u; d++) {
+              simdgroup_matrix<act, 8, 8> k;
+              simdgroup_load(k, kv + column * LD + 8u * d, LD, ulong2(0, 0), true);
+              simdgroup_multiply_accumulate(s, queries[d], k, s);
+            }
+            simdgroup_store(s, scores + p0 * SCORE_LD + (key - block) + column, SCORE_LD);
           }
-          simdgroup_store(s, scores + p0 * SCORE_LD + column, SCORE_LD);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage_rows<D, LD>(v_arena + at, KEYS, live, kv, tid);
 
-        constexpr uint EACH = KEYS / 8u;  // keys of a lane
+        constexpr uint EACH = BLOCK / 8u;  // keys of a lane
         const uint k0 = lane % 8u * EACH;
         float s[EACH], highest = minus_infinity();
         LILY_UNROLL for (uint i = 0; i < EACH; i++) {
-          s[i] = key + k0 + i <= own_key ? scores[mine * SCORE_LD + k0 + i] : minus_infinity();
+          s[i] = block + k0 + i <= own_key ? scores[mine * SCORE_LD + k0 + i] : minus_infinity();
           highest = metal::max(highest, s[i]);
         }
         highest = metal::max(highest, simd_shuffle_xor(highest, ushort(1)));
@@ -145,23 +147,27 @@ kernel void attn_rows(constant LilyStep& step [[buffer(0)]], device const act* q
           decays[mine] = decay;
           diagonal[mine / 8u * 64u + mine % 8u * 9u] = decay;
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
 
-        // only where a maximum rose: times one would change no bit
-        if (simd_any(decays[p0 + lane % 8u] != 1.0f)) {
-          simdgroup_matrix<float, 8, 8> d;
-          simdgroup_load(d, diagonal + p0 * 8u, 8);
-          LILY_UNROLL for (uint j = 0; j < TILES; j++) {
-            simdgroup_matrix<float, 8, 8> zero = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-            simdgroup_multiply_accumulate(o[j], d, o[j], zero);
+        for (uint key = block; key < block + BLOCK && key <= last_key; key += KEYS) {
+          if (key != block) threadgroup_barrier(mem_flags::mem_threadgroup);  // kv is free
+          stage_rows<D, LD>(v_arena + arena_offset(args, table, key, group.y), KEYS, last_key - key + 1u, kv, tid);
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          // only where a maximum rose: times one would change no bit
+          if (key == block && simd_any(decays[p0 + lane % 8u] != 1.0f)) {
+            simdgroup_matrix<float, 8, 8> d;
+            simdgroup_load(d, diagonal + p0 * 8u, 8);
+            LILY_UNROLL for (uint j = 0; j < TILES; j++) {
+              simdgroup_matrix<float, 8, 8> zero = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+              simdgroup_multiply_accumulate(o[j], d, o[j], zero);
+            }
           }
-        }
-        LILY_UNROLL for (uint kk = 0; kk < KEYS; kk += 8u) {
-          simdgroup_matrix<act, 8, 8> p, v;
-          simdgroup_load(p, probabilities + p0 * P_LD + kk, P_LD);
-          LILY_UNROLL for (uint j = 0; j < TILES; j++) {
-            simdgroup_load(v, kv + kk * LD + side * (D / 2u) + 8u * j, LD);
-            simdgroup_multiply_accumulate(o[j], p, v, o[j]);
+          LILY_UNROLL for (uint kk = 0; kk < KEYS; kk += 8u) {
+            simdgroup_matrix<act, 8, 8> p, v;
+            simdgroup_load(p, probabilities + p0 * P_LD + (key - block) + kk, P_LD);
+            LILY_UNROLL for (uint j = 0; j < TILES; j++) {
+              simdgroup_load(v, kv + kk * LD + side * (D / 2u) + 8u * j, LD);
+              simdgroup_multiply_accumulate(o[j], p, v, o[j]);
+            }
           }
         }
       }

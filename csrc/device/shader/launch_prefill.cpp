@@ -15,7 +15,7 @@ uint32_t chunk_of(uint32_t format) { return format <= 8 ? 256 : format == 32 ? 3
 uint32_t up(uint64_t n, uint32_t size) { return uint32_t((n + size - 1) / size); }
 
 // Tile, staging buffer and formats of a product of x with one weight, or with two of which it takes 32 outputs each.
-Launch product(const std::string& kernel, uint32_t tile_rows, uint32_t K, uint32_t format, uint32_t second, bool pair) {
+Launch product(const std::string& kernel, const std::string* variant, uint32_t tile_rows, uint32_t K, uint32_t format, uint32_t second, bool pair) {
   Launch l;
   const uint32_t chunk = pair ? std::min(chunk_of(format), chunk_of(second)) : chunk_of(format);
   uint32_t words = 0;
@@ -24,7 +24,7 @@ Launch product(const std::string& kernel, uint32_t tile_rows, uint32_t K, uint32
     words = std::max(words, chunk * stored_bits(f) / 32);
     wide = wide && K * stored_bits(f) / 8 % 16 == 0 && chunk * stored_bits(f) / 32 % 4 == 0;
   }
-  l.function = kernel + (tile_rows == 16 ? "_m16" : "_m32") + (words <= 32 ? "_r8" : "_r16");
+  l.function = kernel + (variant && *variant == "tensor" ? "_tensor" : "") + (tile_rows == 16 ? "_m16" : "_m32") + (words <= 32 ? "_r8" : "_r16");
   l.constants = {format, second, 0, wide};
   l.threads = 128;
   return l;
@@ -32,7 +32,8 @@ Launch product(const std::string& kernel, uint32_t tile_rows, uint32_t K, uint32
 
 uint32_t tile_of(const Dispatch& d, const std::string* variant, std::string& reason) {
   reason = variant ? "forced by LILY_KERNEL" : d.rows > 16 ? "tile of 32 rows" : "tile of 16 rows: no more in the chunk";
-  if (variant) return *variant == "tile16" ? 16 : 32;
+  if (variant && *variant == "tile16") return 16;
+  if (variant && *variant == "tile32") return 32;
   return d.rows > 16 ? 32 : 16;
 }
 
@@ -40,7 +41,7 @@ Launch dense(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyGemmArgs>(d);
   std::string reason;
   const uint32_t rows = tile_of(d, variant, reason), format = format_constant(a.fmt);
-  Launch l = product(d.kernel, rows, a.K, format, format, false);
+  Launch l = product(d.kernel, variant, rows, a.K, format, format, false);
   l.grid = {up(d.rows, rows), up(a.N, kOutputs), 1};
   l.reason = reason;
   return l;
@@ -50,22 +51,33 @@ Launch dense_pair(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyGemmArgs>(d);
   std::string reason;
   const uint32_t rows = tile_of(d, variant, reason);
-  Launch l = product(d.kernel, rows, a.K, format_constant(a.fmt), format_constant(a.up), true);
+  Launch l = product(d.kernel, variant, rows, a.K, format_constant(a.fmt), format_constant(a.up), true);
   l.grid = {up(d.rows, rows), up(a.N, kOutputs / 2), 1};
   l.reason = reason;
   return l;
 }
 
-Launch routed(const Dispatch& d, bool pair) {
+Launch routed(const Dispatch& d, const std::string* variant, bool pair) {
   const auto& a = args_of<LilyMoeRowsArgs>(d);
   if (d.indirect < 0) throw DeviceError(d.kernel + " needs a tile map on this device");
   const uint32_t format = format_constant(a.a);
-  Launch l = product(d.kernel, a.tile_rows, a.K, format, pair ? format_constant(a.b) : format, pair);
+  Launch l = product(d.kernel, variant, a.tile_rows, a.K, format, pair ? format_constant(a.b) : format, pair);
   l.reason = "tiles of " + std::to_string(a.tile_rows) + " rows, as the map has them";
   return l;
 }
-Launch routed_one(const Dispatch& d, const std::string*) { return routed(d, false); }
-Launch routed_pair(const Dispatch& d, const std::string*) { return routed(d, true); }
+Launch routed_one(const Dispatch& d, const std::string* variant) { return routed(d, variant, false); }
+Launch routed_pair(const Dispatch& d, const std::string* variant) { return routed(d, variant, true); }
+
+// expand_rows writes the matrix that the products never hold: for the comparison alone.
+Launch expand(const Dispatch& d, const std::string*) {
+  Launch l;
+  l.function = "expand_rows";
+  l.constants = {format_constant(args_of<LilyGemmArgs>(d).fmt)};
+  l.grid = {d.groups, 1, 1};
+  l.threads = 128;
+  l.reason = "forced by LILY_KERNEL";
+  return l;
+}
 
 Launch attention(const Dispatch& d, const std::string*) {
   const auto& a = args_of<LilyAttnArgs>(d);
@@ -82,8 +94,13 @@ Launch attention(const Dispatch& d, const std::string*) {
 
 const std::vector<LaunchEntry>& prefill_launches() {
   static const std::vector<LaunchEntry> entries{
-      {"gemm", dense, {"tile16", "tile32"}},  {"gemm_residual", dense, {"tile16", "tile32"}}, {"gate_up_rows", dense_pair, {"tile16", "tile32"}},
-      {"moe_gemm_rows", routed_one, {}},      {"moe_gate_up_rows", routed_pair, {}},          {"attn_rows", attention, {}},
+      {"gemm", dense, {"tile16", "tile32", "tensor", "expand"}},
+      {"gemm_residual", dense, {"tile16", "tile32", "tensor"}},
+      {"gate_up_rows", dense_pair, {"tile16", "tile32", "tensor"}},
+      {"moe_gemm_rows", routed_one, {"tensor"}},
+      {"moe_gate_up_rows", routed_pair, {"tensor"}},
+      {"expand_rows", expand, {}},
+      {"attn_rows", attention, {"cut256"}},
   };
   return entries;
 }
