@@ -1,16 +1,14 @@
-"""Type-checks a kernel source with clang and real address spaces: `compiler()` finds one, `problems(path, storage)` lists what it says."""
+"""Type-checks a kernel source with clang and real address spaces: `problems(path, storage)` lists what it says."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import util
 from pathlib import Path
+
+from simulator import clang
 
 from lily import msl
 
@@ -37,22 +35,11 @@ class Problem:
     text: str
 
 
-@lru_cache
-def compiler() -> tuple[str, ...] | None:
-    """The command of a clang that knows C++, or None."""
-    for name in ("clang++-19", "clang++"):
-        if shutil.which(name):
-            return (name,)
-    if util.find_spec("ziglang"):
-        return (sys.executable, "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu")
-    return None
-
-
 def problems(path: Path, storage: str = "bfloat16") -> list[Problem]:
     """What clang has against the source; empty when it is clean. Raises `msl.KernelSourceError` when the lint has something already."""
     source = msl.rewrite(path, "strict", storage=storage)
     tensors = "<metal_tensor>" in source
-    command = [*compiler(), "-x", "c++", f"-std={'c++20' if tensors else 'c++14'}", *_FLAGS, "-isystem", str(SHIM), "-"]
+    command = [*clang(), "-x", "c++", f"-std={'c++20' if tensors else 'c++14'}", *_FLAGS, "-isystem", str(SHIM), "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     found = list(dict.fromkeys(_located(done.stderr)))
     if done.returncode and not found:

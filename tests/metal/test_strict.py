@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from strict_check import compiler, problems
+from simulator import clang
+from strict_check import problems
 
 from lily import msl
 
 HERE = Path(__file__).parent
 PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
-needs_clang = pytest.mark.skipif(compiler() is None, reason="the strict check needs clang")
+needs_clang = pytest.mark.skipif(clang() is None, reason="the strict check needs clang")
 
 
 def seeded():
