@@ -160,6 +160,8 @@ typedef struct { uint32_t Nk, Nv, Dk, Dv; uint32_t ld_qkv, ld_z, ld_ba; float ep
 // attn_prepare: 0 step, 1 qkv f32[row], 2 q_norm f32[D], 3 k_norm f32[D], 4 table, 5 K (w), 6 V (w), 7 q act[Hq,D] (w). grid: Hq + Hkv
 // attn_split:   0 step, 1 q act[Hq,D], 2 table, 3 K, 4 V, 5 o f32[splits,Hq,D] (w), 6 ml f32[splits,Hq,2] (w: max, sum). grid: Hkv * n_splits
 //               split s covers blocks [s*b, (s+1)*b), b = blocks_per_split; splits past the last key write max = -inf, sum = 0
+// attn_split_long: 0 step, 1 q act[Hq,D], 2 table, 3 K, 4 V, 5 o f32[64,Hq,D] (w), 6 ml f32[64,Hq,2] (w). grid: Hkv * 64.   (GPUs, D 256, Hq = 8 Hkv)
+//               as attn_split, but the splits share the context's own n blocks: split s covers [s*n/64, (s+1)*n/64)
 // attn_combine: 0 step, 1 o, 2 ml, 3 x (w): act[Hq*D] with the sigmoid gate when gated, else f32, 4 qkv f32[row] (absent when not gated). grid: Hq
 // attn_prepare_rows: 0 step, 1 qkv f32[T,row], 2 q_norm, 3 k_norm, 4 table, 5 K (w), 6 V (w), 7 q act[T,Hq,D] (w). grid: T
 // attn_rows:    0 step, 1 q act[T,Hq,D], 2 qkv f32[T,row] (for the gate), 3 table, 4 K, 5 V, 6 x act[T,Hq*D] when gated, else f32 (w). grid: Hkv x ceil(T/rows_per_group)

@@ -11,31 +11,31 @@ struct SplitBounds {
   uint first, end;  // keys
 };
 
-// DIMS neighbours of a row, this lane's; zero past its end.
-template <uint DIMS> inline void load_dims(device const act* row, uint D, uint lane, thread float* v) {
-  LILY_UNROLL for (uint i = 0; i < DIMS; i++) v[i] = 0.0f;
-  if (lane * DIMS < D) {
-    device const act* at = row + lane * DIMS;
+// DIMS neighbours of a row from element `at` on.
+template <uint DIMS> inline void load_dims(device const act* row, uint at, thread float* v) {
 #ifdef LILY_STORAGE_FLOAT32
-    LILY_UNROLL for (uint i = 0; i < DIMS; i++) v[i] = at[i];
+  LILY_UNROLL for (uint i = 0; i < DIMS; i++) v[i] = row[at + i];
 #else
-    uint words[DIMS / 2];
-    if (DIMS == 8u) {
-      uint4 w = *(device const uint4*)at;
-      LILY_UNROLL for (uint i = 0; i < DIMS / 2u; i++) words[i] = w[i & 3u];
-    } else if (DIMS == 4u) {
-      uint2 w = *(device const uint2*)at;
-      LILY_UNROLL for (uint i = 0; i < DIMS / 2u; i++) words[i] = w[i & 1u];
-    } else {
-      words[0] = *(device const uint*)at;
-    }
-    LILY_UNROLL for (uint i = 0; i < DIMS; i += 2u) {
-      v[i] = as_type<float>(words[i / 2u] << 16);
-      v[i + 1u] = as_type<float>(words[i / 2u] & 0xffff0000u);
-    }
-#endif
+  device const act* from = row + at;
+  uint words[DIMS / 2];
+  if (DIMS == 8u) {
+    uint4 w = *(device const uint4*)from;
+    LILY_UNROLL for (uint i = 0; i < DIMS / 2u; i++) words[i] = w[i & 3u];
+  } else if (DIMS == 4u) {
+    uint2 w = *(device const uint2*)from;
+    LILY_UNROLL for (uint i = 0; i < DIMS / 2u; i++) words[i] = w[i & 1u];
+  } else {
+    words[0] = *(device const uint*)from;
   }
+  LILY_UNROLL for (uint i = 0; i < DIMS; i += 2u) {
+    v[i] = as_type<float>(words[i / 2u] << 16);
+    v[i + 1u] = as_type<float>(words[i / 2u] & 0xffff0000u);
+  }
+#endif
 }
+
+// This lane's first element. Where D is not 32 DIMS the last lanes read the end of a row once more; their query is zero and nobody takes their output.
+template <uint DIMS> inline uint first_dim(uint D, uint lane) { return metal::min(lane * DIMS, D - DIMS); }
 
 // Eight values of each lane, one a key, already summed over neighbourhoods of four lanes: lane l gets the total of key l / 4.
 inline float fold_keys(thread const float* x, uint lane) {
@@ -54,13 +54,14 @@ template <uint HEADS, uint DIMS> struct Softmax {
 
 // Scores of keys 0 .. n - 1 (n from 1 to 32) of rows `keys`: s[i] is key 8 i + lane / 4 of head lane % 4, -inf past the end.
 template <uint HEADS, uint DIMS> inline void score(thread const float* q, device const act* keys, uint n, uint D, float scale, uint lane, thread float* s) {
+  const uint at = first_dim<DIMS>(D, lane);
   LILY_UNROLL for (uint i = 0; i < 4u; i++) {
     s[i] = minus_infinity();
     if (8u * i < n) {
       float part[8];
       LILY_UNROLL for (uint k = 0; k < 8u; k++) {
         float row[DIMS], dot[4];
-        load_dims<DIMS>(keys + ulong(metal::min(8u * i + k, n - 1u)) * D, D, lane, row);  // past the end: the last key again, masked below
+        load_dims<DIMS>(keys + ulong(metal::min(8u * i + k, n - 1u)) * D, at, row);  // past the end: the last key again, masked below
         LILY_UNROLL for (uint h = 0; h < 4u; h++) {
           dot[h] = 0.0f;
           if (h < HEADS) LILY_UNROLL for (uint d = 0; d < DIMS; d++) dot[h] = metal::fma(q[(h % HEADS) * DIMS + d], row[d], dot[h]);
@@ -88,6 +89,7 @@ inline float max_of_keys(thread const float* s) {
 // Adds the keys of score() and their rows of `values`, with m the maximum to round against.
 template <uint HEADS, uint DIMS>
 inline void accumulate(thread Softmax<HEADS, DIMS>& x, thread float* s, float m, device const act* values, uint n, uint D, uint lane) {
+  const uint at = first_dim<DIMS>(D, lane);
   const float decay = metal::exp(x.m - m);
   LILY_UNROLL for (uint i = 0; i < 4u; i++) s[i] = metal::exp(s[i] - m);
   float sum = ((s[0] + s[1]) + s[2]) + s[3];
@@ -105,7 +107,7 @@ inline void accumulate(thread Softmax<HEADS, DIMS>& x, thread float* s, float m,
     if (8u * i < n) {
       LILY_UNROLL for (uint k = 0; k < 8u; k++) {
         float row[DIMS];
-        load_dims<DIMS>(values + ulong(metal::min(8u * i + k, n - 1u)) * D, D, lane, row);  // past the end: p is zero
+        load_dims<DIMS>(values + ulong(metal::min(8u * i + k, n - 1u)) * D, at, row);  // past the end: p is zero
         LILY_UNROLL for (uint h = 0; h < HEADS; h++) {
           float weight = simd_shuffle(p, ushort(4u * k + h));
           LILY_UNROLL for (uint j = 0; j < DIMS; j++) x.o[h * DIMS + j] = metal::fma(weight, row[j], x.o[h * DIMS + j]);
@@ -121,7 +123,8 @@ template <uint HEADS, uint DIMS>
 inline void attend(thread Softmax<HEADS, DIMS>& x, constant LilyAttnArgs& args, device const act* q, device const uint* table, device const act* K, device const act* V,
                    SplitBounds bounds, uint kv, uint heads, uint s, uint lane, threadgroup float* maxima) {
   float query[HEADS * DIMS];
-  LILY_UNROLL for (uint h = 0; h < HEADS; h++) load_dims<DIMS>(q + metal::min(h, heads - 1u) * args.D, args.D, lane, query + h * DIMS);
+  LILY_UNROLL for (uint h = 0; h < HEADS; h++) load_dims<DIMS>(q + metal::min(h, heads - 1u) * args.D, first_dim<DIMS>(args.D, lane), query + h * DIMS);
+  LILY_UNROLL for (uint i = 0; i < HEADS * DIMS; i++) query[i] = lane * DIMS < args.D ? query[i] : 0.0f;
   LILY_UNROLL for (uint i = 0; i < HEADS * DIMS; i++) x.o[i] = 0.0f;
   x.m = minus_infinity();
   x.l = 0.0f;
