@@ -83,7 +83,7 @@ kernel void sample_draw(device LilySample* sample [[buffer(0)]], device const fl
   if (plan.alternatives != 0u) {
     uint kept = 0u;
     if (any) {
-      const Cut cut = select(scratch, c, everything, weighing, need_of(plan.alternatives), false, thread_index, simd, lane);
+      const Cut cut = select_candidate(scratch, c, everything, weighing, need_of(plan.alternatives), false, thread_index, simd, lane);
       if (thread_index == 0u) atomic_store_explicit(size, 0u, memory_order_relaxed);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint i = thread_index; i < c.count; i += SELECT_THREADS)
@@ -113,11 +113,11 @@ kernel void sample_draw(device LilySample* sample [[buffer(0)]], device const fl
 
   if (any && !plan.greedy) {
     Cut cut = everything;
-    if (plan.top_k != 0u) cut = select(scratch, c, cut, weighing, need_of(plan.top_k), false, thread_index, simd, lane);
+    if (plan.top_k != 0u) cut = select_candidate(scratch, c, cut, weighing, need_of(plan.top_k), false, thread_index, simd, lane);
     weighing.by_count = false;
     if (plan.top_p) {
       Need need = plan.top_k != 0u ? need_share(fraction, 0ul) : need_of(mass_need);
-      cut = select(scratch, c, cut, weighing, need, false, thread_index, simd, lane);
+      cut = select_candidate(scratch, c, cut, weighing, need, false, thread_index, simd, lane);
     }
     weighing.min_p = metal::min(sample->min_p, 1.0f);
     Need need = need_share(philox(sample->seed_lo, sample->seed_hi, sample->position) & 0xffffff00u, 1ul);
@@ -138,7 +138,7 @@ kernel void sample_draw(device LilySample* sample [[buffer(0)]], device const fl
       need = need_of(left[0]);
       c.count = gather(y, from, min(from + width * SAMPLE_SEGMENT, V), LOWEST_DIGIT, list, ids, size, thread_index);
     }
-    token = select(scratch, c, cut, weighing, need, true, thread_index, simd, lane).id;
+    token = select_candidate(scratch, c, cut, weighing, need, true, thread_index, simd, lane).id;
   }
 
   if (thread_index == 0u) {

@@ -95,7 +95,7 @@ inline bool same_prefix(uint key, uint rest, uint other_key, uint other_rest, ui
 }
 
 // The candidate at which the sum of weights, from the first in order, reaches `need`. by_id: in ascending order of ids alone.
-inline Cut select(SelectScratch s, Candidates c, Cut cut, Weighing weighing, Need need, bool by_id, uint thread_index, uint simd, uint lane) {
+inline Cut select_candidate(SelectScratch s, Candidates c, Cut cut, Weighing weighing, Need need, bool by_id, uint thread_index, uint simd, uint lane) {
   uint key = 0u, rest = 0u, digits = by_id ? 4u : 0u;
   bool alone = false;
   while (digits < 7u && !alone) {

@@ -7,6 +7,7 @@ import pytest
 import reference_attention as reference
 from harness import act, act_values, make, run_sim, step
 from test_attention import TOLERANCE, Context, arguments, relative
+from test_sampling import GREEDY, LOGPROBS, Case, check, settings
 from weights import weight
 
 pytestmark = pytest.mark.skipif(not os.environ.get("LILY_SIM"), reason="needs the simulator: LILY_SIM")
@@ -40,7 +41,11 @@ def combined(a, o, ml):
 def test_one_head_a_threadgroup_gives_the_same_bits(hq, hkv, d, storage):
     c = Context(arguments(hq, hkv, d, 16), 560, storage)
     for position in (0, 31, 300, 559):
-        _, o, ml, _ = split(c, position, 2, 2)
+        a, o, ml, _ = split(c, position, 2, 2)
+        parts = reference.attn_split(
+            a, act_values(c.q[position]), act_values(c.k[: position + 1]), act_values(c.v[: position + 1]), storage
+        )
+        assert relative(combined(a, o, ml), reference.attn_combine(a, parts)) < TOLERANCE[storage]
         for seed in (0, 7):
             _, o1, ml1, counted = split(c, position, 2, 2, variant="one_head", seed=seed)
             assert counted["function"].startswith("attn_split_h1")
@@ -61,6 +66,14 @@ def test_the_form_for_long_contexts_agrees_with_the_general_one(position, storag
     assert relative(got, reference.attn_combine(b, reference.attn_split(b, q, k, v, storage))) < TOLERANCE[storage]
     live = position // 256 + 1  # one block a split: each block is one split's, in order
     assert (ml[:, 0, 1] > 0).sum() == live
+
+
+def test_the_form_for_long_contexts_can_be_switched_off():
+    c = Context(arguments(8, 1), 600, "bfloat16")
+    _, o, ml, counted = split(c, 599, 64, 1, "attn_split_long", "general")
+    assert counted["function"] == "attn_split_h4_d256"
+    _, o2, ml2, _ = split(c, 599, 64, 1)
+    assert o.tobytes() == o2.tobytes() and ml.tobytes() == ml2.tobytes()
 
 
 def test_the_form_for_long_contexts_refuses_other_shapes():
@@ -151,3 +164,36 @@ def test_the_state_of_a_step_is_read_and_written_once():
     traffic = run_sim("gdn_step", args, buffers, Nv)["traffic"]
     assert traffic["buffer 6"]["bytes_read"] == traffic["buffer 8"]["bytes_written"] == S.nbytes
     assert coalescing(traffic["buffer 6"]) == coalescing(traffic["buffer 8"]) == 1
+
+
+class CountedCase(Case):
+    """A sampling case that adds up what its three kernels read of the logits and of their adjusted copy."""
+
+    read = 0
+
+    def run(self, name, buffers, groups):
+        args = make("LilySampleArgs", V=self.v, blocks=self.blocks)
+        traffic = run_sim(name, args, buffers, groups, seed=3)["traffic"]
+        self.read += sum(
+            t["bytes_read"] for at, b in enumerate(buffers) if b is self.y or b is self.logits for t in [traffic.get(f"buffer {at}")] if t
+        )
+
+
+@pytest.mark.parametrize(
+    "more,times",
+    [
+        (dict(flags=GREEDY), 1.001),
+        (dict(), 2.03),
+        (dict(min_p=0.1), 2.03),
+        (dict(top_k=20, top_p=0.95), 2.01),
+        (dict(top_p=0.9), 3.01),
+        (dict(flags=LOGPROBS, n_logprobs=20, top_p=0.9), 3.01),
+        (dict(flags=LOGPROBS, n_logprobs=5), 3.03),
+    ],
+)
+def test_logits_are_read_at_most_three_times(more, times):
+    """Greedy reads them once; a plain draw reads 512 of them again."""
+    v = 20_000
+    case = CountedCase(np.random.default_rng(4).normal(0, 3, v))
+    check(case, settings(seed_lo=5, position=9, **more))
+    assert case.read <= times * 4 * v

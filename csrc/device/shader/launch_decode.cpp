@@ -131,9 +131,14 @@ Launch plan_attn_split(const Dispatch& d, const std::string* variant) {
   return l;
 }
 
-Launch plan_attn_split_long(const Dispatch& d, const std::string*) {
+Launch plan_attn_split_long(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyAttnArgs>(d);
   check_heads(d, a);
+  if (variant) {
+    Launch l = plan_attn_split(d, nullptr);
+    l.reason = "forced: the form for short contexts";
+    return l;
+  }
   if (a.D != 256 || a.Hq != 8 * a.Hkv || a.n_splits != LILY_MAX_SPLITS) refuse(d, "needs head dim 256, 8 query heads a key head and 64 splits");
   Launch l = launch(d.kernel, a.Hkv, 512);
   l.grid[1] = LILY_MAX_SPLITS;
@@ -186,7 +191,7 @@ const std::vector<LaunchEntry>& decode_launches() {
       {"gdn_step", plan_gdn_step, {}},
       {"attn_prepare", plan_attn_prepare, {}},
       {"attn_split", plan_attn_split, {"one_head"}},
-      {"attn_split_long", plan_attn_split_long, {}},
+      {"attn_split_long", plan_attn_split_long, {"general"}},
       {"attn_combine", plan_attn_combine, {}},
       {"embed_step", plan_embed, {}},
       {"embed_rows", plan_embed, {}},
