@@ -59,6 +59,8 @@ kernel void rows(device const T* x [[buffer(0)]], device float* y [[buffer(1)]],
   if (present & 1u) atomic_fetch_add_explicit(seen, 1u, memory_order_relaxed);
   if (FORMAT == 4) acc[0] = float(Field<4>::at(codes, lane) + w.x) + sum4(row) + sum4(x);
   if (FAST) acc[0] = fast::exp(acc[0]);
+  const float larger = simd_max((lane < 8 && FAST) ? acc[0] : 0.0f), both = (FAST ? 1.0f : 2.0f) * simd_sum(larger);
+  acc[0] += both;
   const float sum = simd_sum(acc[0]) + (none ? none[0] : 0.0f);
   if (lane == 0) y[group.x * args.H + simd] = fma(sum, rsqrt(args.eps), float(total));
 }

@@ -211,6 +211,18 @@ inline void f(thread simdgroup_matrix<float, 16, 16>& m) { m = make_filled_simdg
 #include <metal_simdgroup_matrix>
 inline float f(thread simdgroup_matrix<float, 8, 8>& m) { return m.thread_elements()[0]; }  // <- matrix-layout
 
+//--- a collective in a branch of ?:
+inline float f(float x, uint lane) { return lane < 8 ? simd_sum(x) : 0.0f; }  // <- collective
+
+//--- a helper with a collective behind &&
+inline bool is_largest(float x) {
+  const float most = simd_max(x);
+  return x == most;
+}
+inline bool f(float x, uint lane) {
+  return lane < 8 && is_largest(x);  // <- collective
+}
+
 //--- threadgroup memory for a device argument
 inline float first(device const float* x) { return x[0]; }
 kernel void f(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {

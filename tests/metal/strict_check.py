@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,11 @@ def problems(path: Path, storage: str = "bfloat16") -> list[Problem]:
     """What clang has against the source; empty when it is clean. Raises `msl.KernelSourceError` when the lint has something already."""
     source = msl.rewrite(path, "strict", storage=storage)
     tensors = "<metal_tensor>" in source
-    command = [*clang(), "-x", "c++", f"-std={'c++20' if tensors else 'c++14'}", *_FLAGS, "-isystem", str(SHIM), "-"]
-    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    command = [*clang(), "-x", "c++", f"-std={'c++20' if tensors else 'c++14'}", *_FLAGS, "-isystem", str(SHIM)]
+    with tempfile.TemporaryDirectory() as folder:  # zig reads no source from its input
+        path = Path(folder) / "kernel.cpp"
+        path.write_text(source)
+        done = subprocess.run([*command, str(path)], capture_output=True, text=True)
     found = list(dict.fromkeys(_located(done.stderr)))
     if done.returncode and not found:
         raise RuntimeError(f"clang failed without naming a line:\n{done.stderr}")

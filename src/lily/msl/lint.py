@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lily.msl import lint_functions, lint_kernels, lint_tokens
+from lily.msl import lint_flow, lint_functions, lint_kernels, lint_tokens
 from lily.msl.source import Finding, Unit
 from lily.msl.structure import declarations, significant
 
@@ -15,4 +15,5 @@ def findings(unit: Unit) -> list[Finding]:
     out += lint_tokens.check(unit, tokens)
     out += lint_kernels.check(found)
     out += lint_functions.check(found)
+    out += lint_flow.check(found)
     return sorted(set(out))
