@@ -32,6 +32,7 @@ nb::list dispatch_list(const Program& program, const Stages& stages) {
   std::vector<uint32_t> stage_of(program.dispatches().size());
   for (uint32_t s = 0; s < stages.size(); s++)
     for (uint32_t d : stages[s]) stage_of[d] = s;
+  const auto waits_for = program.waits_for(stages);
   nb::list list;
   for (size_t i = 0; i < stage_of.size(); i++) {
     const Dispatch& d = program.dispatches()[i];
@@ -43,6 +44,9 @@ nb::list dispatch_list(const Program& program, const Stages& stages) {
     item["bytes_read"] = d.bytes_read;
     item["bytes_written"] = d.bytes_written;
     item["reason"] = d.reason;
+    nb::list after;
+    for (uint32_t before : waits_for[i]) after.append(before);
+    item["after"] = after;
     list.append(item);
   }
   return list;

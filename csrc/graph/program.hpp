@@ -33,12 +33,12 @@ struct Slot {
 };
 
 // How the stages are executed: as planned, one dispatch at a time in recorded order, or each stage's dispatches one at a time in an order drawn from a seed.
-// drop_barrier merges that stage with the next before the draw: a test's way of showing that the barrier was needed.
+// drop_barrier merges that stage with the next before that: a test's way of showing that the barrier was needed.
 struct Schedule {
   enum class Kind { stages, serial, shuffle } kind = Kind::stages;
   uint64_t seed = 0;
   int drop_barrier = -1;
-  static Schedule parse(const std::string& text);  // "stages", "serial", "shuffle:SEED", "shuffle:SEED:drop:N"; InvalidArgument
+  static Schedule parse(const std::string& text);  // "stages", "stages:drop:N", "serial", "shuffle:SEED", "shuffle:SEED:drop:N"; InvalidArgument
 };
 
 class Program {
@@ -59,6 +59,8 @@ class Program {
   // Stage of a dispatch = 1 + the latest stage of an earlier dispatch that touches an overlapping range, when one of the two writes it.
   Stages stages() const;
   Stages order(const Schedule& schedule) const;
+  // Of each dispatch, those of the stage before its own that it must wait for.
+  std::vector<std::vector<uint32_t>> waits_for(const Stages& stages) const;
 
  private:
   Symbol workspace_;

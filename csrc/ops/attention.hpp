@@ -22,7 +22,7 @@ struct KvUse {
   BufferUse read_v() const { return {v, 0, arena_bytes, Access::read}; }
   BufferUse write_k() const { return {k, 0, arena_bytes, Access::write}; }
   BufferUse write_v() const { return {v, 0, arena_bytes, Access::write}; }
-  BufferUse blocks() const { return {table, 0, 4, Access::read}; }
+  BufferUse blocks() const { return {table, 0, arena_bytes, Access::read}; }
 };
 
 // How decode attention is cut: split s covers blocks_per_split blocks of keys. Chosen from the context alone.

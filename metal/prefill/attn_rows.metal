@@ -153,7 +153,8 @@ kernel void attn_rows(constant LilyStep& step [[buffer(0)]], device const act* q
           stage_rows<D, LD>(v_arena + arena_offset(args, table, key, group.y), KEYS, last_key - key + 1u, kv, tid);
           threadgroup_barrier(mem_flags::mem_threadgroup);
           // only where a maximum rose: times one would change no bit
-          if (key == block && simd_any(decays[p0 + lane % 8u] != 1.0f)) {
+          const bool rose = simd_any(decays[p0 + lane % 8u] != 1.0f);
+          if (key == block && rose) {
             simdgroup_matrix<float, 8, 8> d;
             simdgroup_load(d, diagonal + p0 * 8u, 8);
             LILY_UNROLL for (uint j = 0; j < TILES; j++) {

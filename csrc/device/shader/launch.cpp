@@ -27,7 +27,8 @@ Tuning Tuning::from_environment() {
     std::string item = s.substr(at, end - at);
     at = end + 1;
     size_t eq = item.find('=');
-    if (eq == std::string::npos) throw DeviceError("LILY_KERNEL has '" + item + "', expected name=variant");
+    if (eq == std::string::npos) throw DeviceError("LILY_KERNEL: '" + item + "' is not of the form name=variant");
+    if (!find(item.substr(0, eq))) throw DeviceError("LILY_KERNEL: no kernel named '" + item.substr(0, eq) + "' has a Metal form");
     t.forced.emplace_back(item.substr(0, eq), item.substr(eq + 1));
   }
   return t;

@@ -39,6 +39,12 @@ Launch gdn_prepare_rows(const Dispatch& d, const std::string*) { return {.functi
 Launch gdn_scan(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyGdnArgs>(d);
   if (a.Dv % 4) unfit(d, "a value head dim of " + std::to_string(a.Dv) + ", expected a multiple of 4");
+  if (variant && *variant == "chunked") {
+    if (a.Dv % 8) unfit(d, "a value head dim of " + std::to_string(a.Dv) + " in the chunkwise form, expected a multiple of 8");
+    Launch l{.function = for_head_dim(d), .grid = {ceil_div(a.Dv, 32), a.Nv, 1}, .threads = 256, .reason = "the chunkwise form in blocks of 64 rows"};
+    l.function.insert(d.kernel.size(), "_chunked");  // gdn_scan_chunked_128
+    return l;
+  }
   const bool blocks = variant && *variant == "blocks";
   return {.function = for_head_dim(d),
           .constants = {0, 0, blocks},
@@ -90,7 +96,7 @@ const std::vector<LaunchEntry>& prefill_small_launches() {
   static const std::vector<LaunchEntry> entries{
       {"conv_rows", conv_rows, {}},
       {"gdn_prepare_rows", gdn_prepare_rows, {}},
-      {"gdn_scan", gdn_scan, {"registers", "blocks"}},
+      {"gdn_scan", gdn_scan, {"registers", "blocks", "chunked"}},
       {"gated_norm_rows", per_row, {}},
       {"swiglu_rows", swiglu_rows, {}},
       {"attn_prepare_rows", attention_rows, {}},
@@ -100,7 +106,7 @@ const std::vector<LaunchEntry>& prefill_small_launches() {
       {"gate_rows", per_row, {}},
       {"moe_topk_rows", moe_topk_rows, {}},
       {"moe_histogram", route_blocks, {}},
-      {"moe_scan", moe_scan, {}},
+      {"moe_scan", moe_scan, {"tile16", "tile32"}},
       {"moe_scatter", route_blocks, {}},
       {"moe_combine_rows", moe_combine_rows, {}},
   };
