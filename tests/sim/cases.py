@@ -72,12 +72,12 @@ def fmt(bits: int = 4) -> dict[str, int]:
     return dict(kind=0, bits=bits, group=GROUP)
 
 
-def _gemv(label: str, rows: int, k: int) -> Case:
+def gemv(label: str, rows: int, k: int) -> Case:
     args = make("LilyGemvArgs", fmt=fmt(), K=k, n_segments=1, seg=[dict(rows=rows)])
     return Case(label, "gemv", args, [Stream("x", act(k)), Stream("y", f32(rows)), *affine(rows, k)])
 
 
-def _gemv_norm(label: str, segments: list[int], bits: int = 4) -> Case:
+def gemv_norm(label: str, segments: list[int], bits: int = 4) -> Case:
     seg, at = [], 0
     for rows in segments:
         seg.append(dict(rows=rows, out=at))
@@ -89,9 +89,11 @@ def _gemv_norm(label: str, segments: list[int], bits: int = 4) -> Case:
     return Case(label, "gemv_norm", args, streams)
 
 
-def _gemv_residual(label: str, k: int) -> Case:
-    args = make("LilyGemvArgs", fmt=fmt(), K=k, n_segments=1, seg=[dict(rows=H)])
-    return Case(label, "gemv_residual", args, [Stream("x", act(k)), Stream("h", f32(H)), Stream("ssq", f32(H // 16)), *affine(H, k)])
+def gemv_residual(label: str, k: int, rows: int = H) -> Case:
+    args = make("LilyGemvArgs", fmt=fmt(), K=k, n_segments=1, seg=[dict(rows=rows)])
+    return Case(
+        label, "gemv_residual", args, [Stream("x", act(k)), Stream("h", f32(rows)), Stream("ssq", f32(rows // 16)), *affine(rows, k)]
+    )
 
 
 def _normed() -> list[Stream]:
@@ -146,8 +148,8 @@ def _moe_down() -> Case:
     )
 
 
-def _gdn_args(T: int = 1):
-    return make("LilyGdnArgs", Nk=NK, Nv=NV, Dk=DK, Dv=DV, ld_qkv=CONV, ld_z=NV * DV, ld_ba=NV, eps=1e-6)
+def _gdn_args(heads: int = NV):
+    return make("LilyGdnArgs", Nk=heads // 2, Nv=heads, Dk=DK, Dv=DV, ld_qkv=2 * heads * DK, ld_z=heads * DV, ld_ba=heads, eps=1e-6)
 
 
 def _gdn_step() -> Case:
@@ -163,17 +165,19 @@ def _gdn_step() -> Case:
     return Case("DeltaNet step", "gdn_step", _gdn_args(), streams, totals={"state": 2 * state})
 
 
-def _gdn_scan(variant: str, T: int = 2048) -> Case:
-    state = NV * DK * DV * 4
-    streams = [
-        Stream("step", step(rows=T)),
-        Stream("y", f32(T, CONV)),
-        Stream("gates", f32(T, NV, 2)),
-        Stream("S in", f32(NV, DK, DV), "state"),
+def gdn_scan(variant: str, rows: int = 2048, heads: int = NV) -> Case:
+    """heads: value heads; there are half as many key heads."""
+    state = heads * DK * DV * 4
+    streams = [Stream("step", step(rows=rows)), Stream("y", f32(rows, 2 * heads * DK)), Stream("gates", f32(rows, heads, 2))]
+    streams += [
+        Stream("S in", f32(heads, DK, DV), "state"),
+        Stream("S out", f32(heads, DK, DV), "state"),
+        Stream("o", f32(rows, heads * DV)),
     ]
-    streams += [Stream("S out", f32(NV, DK, DV), "state"), Stream("o", f32(T, NV * DV))]
-    moved = 2 * state * (T // 32 if variant == "blocks" else 1)
-    return Case(f"scan of {T} rows, {variant}", "gdn_scan", _gdn_args(), streams, rows=T, variant=variant, totals={"state": moved})
+    moved = 2 * state * (rows // 32 if variant == "blocks" else 1)
+    return Case(
+        f"scan of {rows} rows, {variant}", "gdn_scan", _gdn_args(heads), streams, rows=rows, variant=variant, totals={"state": moved}
+    )
 
 
 def _attention_args(n_splits: int, per_split: int, **more):
@@ -189,12 +193,12 @@ def _kv(tokens: int) -> tuple[Stream, Stream, Stream]:
     return Stream("table", table), Stream("K", act(blocks, HKV, 256, D), "kv", used), Stream("V", act(blocks, HKV, 256, D), "kv", used)
 
 
-def _attn_split(kernel: str, tokens: int, variant: str = "") -> Case:
+def attn_split(kernel: str, tokens: int, variant: str = "") -> Case:
     table, k, v = _kv(tokens)
     n = 64 if kernel == "attn_split_long" else min(16, -(-tokens // 256))
     blocks = -(-tokens // 256)
     per = -(-blocks // n)
-    k.at_most = v.at_most = {"": 2.04, "one_head": 8.16}[variant] if kernel == "attn_split" else 1.02
+    k.at_most = v.at_most = 8.16 if variant == "one_head" else 2.04  # each row serves four of the eight query heads, or one
     streams = [
         Stream("step", step(position=tokens - 1, rows=1)),
         Stream("q", act(HQ, D)),
@@ -224,7 +228,7 @@ def _attn_rows(T: int, position: int) -> Case:
     return Case(f"prefill attention, {T} rows at {position:,}", "attn_rows", _attention_args(1, 1, rows_per_group=4), streams, rows=T)
 
 
-def _gemm(label: str, kernel: str, n: int, k: int, T: int) -> Case:
+def gemm(label: str, kernel: str, n: int, k: int, T: int) -> Case:
     times = -(-T // 32)
     args = make("LilyGemmArgs", fmt=fmt(), up=fmt(), K=k, N=n, ldy=n)
     head = [Stream("step", step(rows=T)), Stream("x", act(T, k))]
@@ -242,12 +246,12 @@ def _gemm(label: str, kernel: str, n: int, k: int, T: int) -> Case:
 ROWS_OF_EXPERTS = [1, 5, 16, 17, 31, 32, 33, 64]
 
 
-def _experts_rows(kernel: str, tile_rows: int) -> Case:
+def experts_rows(kernel: str, tile_rows: int, experts: int = E, hidden: int = H, inner: int = INNER) -> Case:
     """Experts with few and many rows, every fourth expert of the first 32; a tile reads its expert's weights once."""
     slots = sum(ROWS_OF_EXPERTS)
-    n, k = (H, INNER) if kernel == "moe_gemm_rows" else (INNER, H)
+    n, k = (hidden, inner) if kernel == "moe_gemm_rows" else (inner, hidden)
     tiles, at, weight_reads = [], 0, 0
-    offsets = np.zeros(E + 1, np.uint32)
+    offsets = np.zeros(experts + 1, np.uint32)
     for i, rows in enumerate(ROWS_OF_EXPERTS):
         for first in range(0, rows, tile_rows):
             tiles.append([4 * i, at + first, min(tile_rows, rows - first), 0])
@@ -257,19 +261,19 @@ def _experts_rows(kernel: str, tile_rows: int) -> Case:
     assert len(tiles) == weight_reads
     per_group = 64 if kernel == "moe_gemm_rows" else 32
     grid = np.array([-(-n // per_group), len(tiles), 1], np.uint32)
-    part = weight_reads / E
+    part = weight_reads / experts
     slot_row = (np.arange(slots) % 64).astype(np.uint32)
-    args = make("LilyMoeRowsArgs", a=fmt(), b=fmt(), K=k, N=n, E=E, k=K_EXPERTS, H=H, a_stride=n, b_stride=n, tile_rows=tile_rows,
+    args = make("LilyMoeRowsArgs", a=fmt(), b=fmt(), K=k, N=n, E=experts, k=K_EXPERTS, H=hidden, a_stride=n, b_stride=n, tile_rows=tile_rows,
                 by_slot=int(kernel == "moe_gemm_rows"))  # fmt: skip
     x = act(slots, k) if kernel == "moe_gemm_rows" else act(64, k)
     streams = [Stream("offsets", None), Stream("slot_row", slot_row), Stream("x", x)]
     if kernel == "moe_gemm_rows":
-        streams += [Stream("y", f32(slots, n)), *affine(E * n, k, touched=part, at_most=1.0)]
+        streams += [Stream("y", f32(slots, n)), *affine(experts * n, k, touched=part, at_most=1.0)]
     else:
         streams += [
             Stream("a", act(slots, n)),
-            *affine(E * n, k, "gate", touched=part, at_most=1.0),
-            *affine(E * n, k, "up", touched=part, at_most=1.0),
+            *affine(experts * n, k, "gate", touched=part, at_most=1.0),
+            *affine(experts * n, k, "up", touched=part, at_most=1.0),
         ]
     streams += [Stream("tiles", np.array(tiles, np.uint32)), Stream("grid", grid)]
     what = "down" if kernel == "moe_gemm_rows" else "gate, up"
@@ -292,27 +296,27 @@ def _sampling() -> Iterator[Case]:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "in_proj": lambda: _gemv_norm("DeltaNet: norm, q, k, v, z, b, a", [CONV, NV * DV, NV, NV]),
-    "qkv": lambda: _gemv_norm("attention: norm, q, gate, k, v", [2 * HQ * D, HKV * D, HKV * D]),
-    "router": lambda: _gemv_norm("router and shared gate, 8 bits", [E, 1], bits=8),
-    "out_proj": lambda: _gemv_residual("out_proj + residual", NV * DV),
-    "head": lambda: _gemv("head, 248,320 rows", V, H),
+    "in_proj": lambda: gemv_norm("DeltaNet: norm, q, k, v, z, b, a", [CONV, NV * DV, NV, NV]),
+    "qkv": lambda: gemv_norm("attention: norm, q, gate, k, v", [2 * HQ * D, HKV * D, HKV * D]),
+    "router": lambda: gemv_norm("router and shared gate, 8 bits", [E, 1], bits=8),
+    "out_proj": lambda: gemv_residual("out_proj + residual", NV * DV),
+    "head": lambda: gemv("head, 248,320 rows", V, H),
     "shared_gate_up": _shared_gate_up,
     "moe_gate_up": _moe_gate_up,
     "moe_down": _moe_down,
     "gdn_step": _gdn_step,
-    "attn_split": lambda: _attn_split("attn_split", 8000),
-    "attn_split_one": lambda: _attn_split("attn_split", 8000, "one_head"),
-    "attn_split_long": lambda: _attn_split("attn_split_long", 33000),
+    "attn_split": lambda: attn_split("attn_split", 8000),
+    "attn_split_one": lambda: attn_split("attn_split", 8000, "one_head"),
+    "attn_split_long": lambda: attn_split("attn_split_long", 33000),
     "sample_adjust": lambda: next(_sampling()),
-    "gemm": lambda: _gemm("DeltaNet q, k, v, 50 rows", "gemm", CONV, H, 50),
-    "gemm_residual": lambda: _gemm("out_proj, 50 rows", "gemm_residual", H, NV * DV, 50),
-    "gate_up_rows": lambda: _gemm("shared expert, 50 rows", "gate_up_rows", INNER, H, 50),
-    "moe_gate_up_rows_32": lambda: _experts_rows("moe_gate_up_rows", 32),
-    "moe_gate_up_rows_16": lambda: _experts_rows("moe_gate_up_rows", 16),
-    "moe_gemm_rows_32": lambda: _experts_rows("moe_gemm_rows", 32),
-    "moe_gemm_rows_16": lambda: _experts_rows("moe_gemm_rows", 16),
+    "gemm": lambda: gemm("DeltaNet q, k, v, 50 rows", "gemm", CONV, H, 50),
+    "gemm_residual": lambda: gemm("out_proj, 50 rows", "gemm_residual", H, NV * DV, 50),
+    "gate_up_rows": lambda: gemm("shared expert, 50 rows", "gate_up_rows", INNER, H, 50),
+    "moe_gate_up_rows_32": lambda: experts_rows("moe_gate_up_rows", 32),
+    "moe_gate_up_rows_16": lambda: experts_rows("moe_gate_up_rows", 16),
+    "moe_gemm_rows_32": lambda: experts_rows("moe_gemm_rows", 32),
+    "moe_gemm_rows_16": lambda: experts_rows("moe_gemm_rows", 16),
     "attn_rows": lambda: _attn_rows(16, 2000),
-    "scan_registers": lambda: _gdn_scan("registers"),
-    "scan_blocks": lambda: _gdn_scan("blocks"),
+    "scan_registers": lambda: gdn_scan("registers"),
+    "scan_blocks": lambda: gdn_scan("blocks"),
 }

@@ -155,17 +155,19 @@ bool Checker::allowed(const Region& region, uint64_t offset, uint64_t bytes, boo
   return false;
 }
 
-ShadowPage& Checker::page(Region& region, uint64_t offset) {
-  const uint64_t first = reinterpret_cast<uintptr_t>(region.original) / kShadowBytes;
-  const uint64_t key = (reinterpret_cast<uintptr_t>(region.original) + offset) / kShadowBytes;
-  const size_t index = size_t(key - first);
+inline ShadowPage& Checker::page(Region& region, uint64_t offset) {
+  const uint64_t at = reinterpret_cast<uintptr_t>(region.original);
+  const size_t index = size_t((at + offset) / kShadowBytes - at / kShadowBytes);
+  if (index < region.pages.size() && region.pages[index]) return *region.pages[index];
+  return new_page(region, (at + offset) / kShadowBytes, index);
+}
+
+ShadowPage& Checker::new_page(Region& region, uint64_t key, size_t index) {
   if (index >= region.pages.size()) region.pages.resize(index + 1, nullptr);
-  if (!region.pages[index]) {
-    auto& slot = shadow_[key];
-    if (!slot) slot = std::make_unique<ShadowPage>();
-    region.pages[index] = slot.get();
-  }
-  return *region.pages[index];
+  auto& slot = shadow_[key];
+  if (!slot) slot = std::make_unique<ShadowPage>();
+  region.pages[index] = slot.get();
+  return *slot;
 }
 
 void Checker::access(const void* address, uint64_t bytes, uint32_t kind, const void* site, unsigned alignment) {
@@ -230,7 +232,7 @@ void Checker::read_only(Region& region, uint64_t offset, uint64_t bytes, uint32_
 constexpr uint8_t kWriteAtomic = 1, kReadAtomic = 2, kReadSimd = 4, kReadMany = 8;
 
 // What a read and a write have in common: the last writer must be ordered before.
-inline void Checker::check_writer(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
+inline __attribute__((always_inline)) void Checker::check_writer(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
   const bool both_atomic = atomic(now.kind) && (cell.flags & kWriteAtomic);
   if (!both_atomic && cell.write_epoch >= now.since && (cell.write_mask & mask)) {
     const bool same_simd = cell.write_thread / kSimdWidth == now.simd;
@@ -240,7 +242,7 @@ inline void Checker::check_writer(Region& region, Cell& cell, uint64_t offset, u
   if (!atomic(now.kind) && cell.other_write && cell.other_write >= now.since) race(region, cell, offset, now.kind, true, cell.other_write, now.site);
 }
 
-inline void Checker::check_write(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
+inline __attribute__((always_inline)) void Checker::check_write(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
   const bool is_atomic = atomic(now.kind);
   if (region.threadgroup && now.kind == kAtomicUpdate && cell.write_epoch < group_) uninitialised(region, offset, now);
   check_writer(region, cell, offset, mask, now);
@@ -263,8 +265,11 @@ inline void Checker::check_write(Region& region, Cell& cell, uint64_t offset, ui
   cell.flags = uint8_t((cell.flags & ~kWriteAtomic) | (is_atomic ? kWriteAtomic : 0));
 }
 
-inline void Checker::check_read(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
+inline __attribute__((always_inline)) void Checker::check_read(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now) {
   const bool is_atomic = atomic(now.kind);
+  // The usual case of shared data: written before, and already known to be read by several simdgroups.
+  const bool written_before = cell.write_epoch >= group_ && cell.write_epoch != now.epoch;
+  if (written_before && cell.read_epoch == now.epoch && (cell.flags & (kReadMany | kReadAtomic)) == kReadMany && (cell.read_mask & mask) == mask && !cell.other_write) return;
   if (region.threadgroup && cell.write_epoch < group_) uninitialised(region, offset, now);
   check_writer(region, cell, offset, mask, now);
   if (cell.read_epoch != now.epoch) {

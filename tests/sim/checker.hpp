@@ -89,6 +89,7 @@ class Checker {
   void read_only(Region& region, uint64_t offset, uint64_t bytes, uint32_t kind, const void* site);
   [[noreturn]] void race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site);
   ShadowPage& page(Region& region, uint64_t offset);
+  ShadowPage& new_page(Region& region, uint64_t key, size_t index);
 
   Sandbox sandbox_;
   Traffic traffic_;
