@@ -334,6 +334,24 @@ def test_head_dims_off_the_tile():
             assert_agrees(conv_rows(case, d, isa)[0], reference.conv_rows(*f64(d.proj[:, : case.C], d.conv_w, act_values(d.conv)))[0])
 
 
+def test_the_row_kernels_at_the_widths_of_the_35B_model():
+    """16 key heads, 32 value heads, 8,192 channels; three rows, so that every form of the code has work."""
+    case = Case(16, 32)
+    d = data(case, 3)
+    conv_ref, state_ref, _ = reference.conv_rows(*f64(d.proj[:, : case.C], d.conv_w, act_values(d.conv)))
+    y, gates, S = prepared(case, 3)
+    o_ref, S_ref, _ = reference.gdn_scan(*f64(y, gates, S), case.Nk)
+    z = d.proj[:, case.C : case.C + case.Nv * case.Dv].reshape(o_ref.shape)
+    for isa in isas():
+        conv, state, _ = conv_rows(case, d, isa)
+        assert_agrees(conv, conv_ref)
+        np.testing.assert_array_equal(act_values(state), state_ref.astype(np.float32))
+        o, S_out, _ = scan(case, y, gates, S, isa)
+        assert_agrees(o, o_ref)
+        assert_agrees(S_out, S_ref)
+        assert_agrees(gated_norm_rows(case, d, o, isa), reference.gated_norm_rows(*f64(o, z, d.norm), EPS))
+
+
 @pytest.mark.skipif("sim" not in isas(), reason="the simulator is not built: LILY_SIM")
 @pytest.mark.parametrize("case", [Case(1, 2), Case(1, 1, Dk=64, Dv=48)], ids=str)
 def test_the_scan_in_registers_moves_the_state_once_and_gives_the_bits_of_a_scan_in_blocks(case):

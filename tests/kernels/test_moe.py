@@ -330,7 +330,7 @@ def test_avx2_and_avx512_agree_in_every_bit():
 
 
 @isa
-@pytest.mark.parametrize("H", [128, 200])
+@pytest.mark.parametrize("H", [128, 200, 2048])
 def test_combine_adds_experts_then_the_shared_one(H, isa):
     rng = np.random.default_rng(H)
     T, k = 9, 8

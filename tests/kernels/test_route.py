@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import reference_moe
 import reference_route as reference
-from harness import isas, make, run, step
+from harness import isas, make, run, run_sim, step
+
+from lily.errors import DeviceError
 
 isa = pytest.mark.parametrize("isa", isas())
 UNTOUCHED = 7777777
@@ -97,3 +99,13 @@ def test_the_split_over_threads_changes_nothing(isa):
     ids = choices(400, 64, 8)
     whole, parts = route(ids, 64, isa=isa), route(ids, 64, isa=isa, split=2)
     assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
+
+
+@pytest.mark.skipif("sim" not in isas(), reason="the simulator is not built: LILY_SIM")
+def test_a_shape_without_a_metal_form_is_refused_by_name():
+    args = make("LilyRouteArgs", E=1024, k=8, T=1, tile_rows=16, N_a=64, N_b=64)
+    with pytest.raises(DeviceError, match="kernel 'moe_histogram' has no Metal form for 1024 experts, expected at most 512"):
+        run_sim("moe_histogram", args, [step(rows=1), np.zeros((1, 8), np.uint32), np.zeros((1, 1024), np.uint32)], 1)
+    args = make("LilyGdnArgs", Nk=1, Nv=1, Dk=320, Dv=64)
+    with pytest.raises(DeviceError, match="kernel 'gdn_scan' has no Metal form for a key head dim of 320"):
+        run_sim("gdn_scan", args, [step(rows=1), *[np.zeros(4, np.float32)] * 5], 1)
