@@ -9,7 +9,7 @@ from checkpoints import FIXTURES, MOE
 from click.testing import CliRunner
 
 import lily
-from lily.cli import main
+from lily.cli import cli
 from lily.picture import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -45,7 +45,7 @@ def test_one_layer_can_be_drawn_alone(step):
 
 def test_the_command_writes_the_file(tmp_path):
     out = tmp_path / "step.svg"
-    result = CliRunner().invoke(main, ["plan", str(FIXTURES / MOE), "--device", "metal", "--picture", str(out), "--layers", "0,3"])
+    result = CliRunner().invoke(cli, ["plan", str(FIXTURES / MOE), "--device", "metal", "--picture", str(out), "--layers", "0,3"])
     assert result.exit_code == 0, result.output
     labels = out.read_text()
     assert "layers.3.self_attn" in labels and "layers.1." not in labels

@@ -68,7 +68,7 @@ def _box(dispatch: dict[str, Any], x: int, y: int) -> list[str]:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= 34 else "…" + label[-33:]
+    return label if len(label) <= 31 else "…" + label[-30:]
 
 
 def _size(count: int) -> str:
