@@ -15,6 +15,8 @@ const char* verb(uint32_t kind) {
   static const char* const names[] = {"reads", "writes", "reads atomically", "writes atomically", "updates atomically"};
   return names[kind];
 }
+constexpr size_t kKeptPages = 256;  // of shadow, a mebibyte each
+
 unsigned long long number(uint64_t value) { return value; }
 
 }  // namespace
@@ -97,6 +99,16 @@ void Checker::end_launch(LaunchState& state, LilySimCounters& counters) {
   }
   if (counting) traffic_.finish(counters);
   worker_ = nullptr;
+}
+
+void Checker::encoder_barrier() {
+  interval_ = ++epoch_;
+  recent_.clear();
+  // What was noted before orders nothing any more.
+  if (shadow_.size() > kKeptPages) {
+    for (Region& r : regions_) r.pages.clear();
+    shadow_.clear();
+  }
 }
 
 void Checker::begin_threadgroup(Worker& w) {

@@ -52,10 +52,7 @@ class Checker {
   std::string begin_launch(LaunchState& state);
   // Copies back what may be written. The counters are complete afterwards.
   void end_launch(LaunchState& state, LilySimCounters& counters);
-  void encoder_barrier() {
-    interval_ = ++epoch_;
-    recent_.clear();
-  }
+  void encoder_barrier();
 
   void begin_threadgroup(Worker& w);
   void end_threadgroup(Worker& w);

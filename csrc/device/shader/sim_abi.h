@@ -33,7 +33,8 @@ typedef struct {
   uint32_t present;  // bound at index 21
 } LilySimLaunch;
 
-// What one launch did. Transactions: distinct 128-byte lines that a simdgroup's access touches; useful: the bytes that it asked for.
+// What one launch did. The accesses of a simdgroup's lanes by one instruction are one access: its bytes count once each, however many lanes ask for them.
+// Transactions: distinct 128-byte lines of the buffer that such an access touches; useful: its bytes.
 typedef struct {
   const char* name;  // of the buffer
   uint64_t bytes_read, bytes_written;

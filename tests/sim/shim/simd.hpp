@@ -1,5 +1,7 @@
 // Barriers and what the 32 lanes of a simdgroup do together. Every lane of the simdgroup must take part.
 #pragma once
+#include <new>
+
 #include "../runtime.hpp"
 #include "math.hpp"
 
