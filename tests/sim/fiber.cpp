@@ -13,7 +13,8 @@
 #define LILY_HIDDEN(name) ".hidden " LILY_SYMBOL(name) "\n"
 #endif
 
-#if defined(__x86_64__)
+#if defined(LILY_SIM_UCONTEXT)
+#elif defined(__x86_64__)
 asm(".text\n.globl " LILY_SYMBOL(lily_sim_switch) "\n" LILY_HIDDEN(lily_sim_switch) LILY_SYMBOL(lily_sim_switch) ":\n"
     "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
     "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"

@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
+#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(LILY_SIM_UCONTEXT)
 #define LILY_SIM_UCONTEXT 1
+#endif
+#ifdef LILY_SIM_UCONTEXT
 #include <ucontext.h>
 #endif
 
