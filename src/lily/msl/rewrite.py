@@ -6,7 +6,7 @@ from typing import Any
 
 from lily.msl.source import Unit
 from lily.msl.structure import BUILTINS, SPACES, Declaration, declarations, flat, functions, significant
-from lily.msl.tokens import Token, closing, closing_angle, plain
+from lily.msl.tokens import Token, closing, plain
 
 MODES = ("apple", "strict", "sim", "cuda")
 
@@ -223,6 +223,3 @@ def _without_spaces(text: str) -> str:
     for word in text.split(" "):
         words.append("const" if word == "constant" else "" if word in ("device", "thread") else word)
     return " ".join(words)
-
-
-__all__ = ["MODES", "closing_angle", "description", "pointer_casts", "rewritten", "threadgroup_variables"]
