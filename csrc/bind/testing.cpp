@@ -181,6 +181,7 @@ void define_testing(nb::module_& m) {
     d["submissions"] = c.submissions;
     d["stages"] = c.stages;
     d["dispatches"] = c.dispatches;
+    d["host_reads"] = c.host_reads;
     return d;
   }, "model"_a);
   t.def("instruction_sets", [] { return cpu_instruction_sets(); });

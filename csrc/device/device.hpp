@@ -90,6 +90,7 @@ DeviceTraits device_traits(const std::string& name);  // without opening it; Dev
 // What a device has executed since it was opened.
 struct Counters {
   uint64_t submissions = 0, stages = 0, dispatches = 0;
+  uint64_t host_reads = 0;  // grids that the host read back between dispatches: only with LILY_INDIRECT=host
 };
 
 class Device {

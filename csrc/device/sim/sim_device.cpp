@@ -33,6 +33,15 @@ class SimBuffer : public Buffer {
   uint64_t bytes_;
 };
 
+// Who reads the grid of an indirect dispatch. The host's way is for comparison: it waits for the device in the middle of a chunk.
+enum class Indirect { device, host };
+Indirect indirect_from_environment() {
+  const char* text = std::getenv("LILY_INDIRECT");
+  if (!text || std::strcmp(text, "device") == 0) return Indirect::device;
+  if (std::strcmp(text, "host") == 0) return Indirect::host;
+  throw DeviceError(std::string("LILY_INDIRECT is '") + text + "', expected device or host");
+}
+
 struct SimProgram : Prepared {
   std::vector<Dispatch> dispatches;
   Stages stages;
@@ -42,7 +51,8 @@ struct SimProgram : Prepared {
 
 class SimDevice : public Device {
  public:
-  explicit SimDevice(DType storage) : storage_(storage), library_(SimLibrary::open(storage)), tuning_(Tuning::from_environment()), info_(sim_device_info(storage)) {
+  explicit SimDevice(DType storage)
+      : storage_(storage), library_(SimLibrary::open(storage)), tuning_(Tuning::from_environment()), indirect_(indirect_from_environment()), info_(sim_device_info(storage)) {
     const char* seed = std::getenv("LILY_SIM_SEED");
     const char* checking = std::getenv("LILY_SIM_CHECK");
     library_->set(!checking || std::strcmp(checking, "0") != 0, seed ? std::strtoull(seed, nullptr, 10) : 0, false);
@@ -176,12 +186,30 @@ class SimDevice : public Device {
       }
       ranges.push_back(range);
     }
+    if (d.indirect >= 0 && indirect_ == Indirect::host) return launch_from_host(program, index, ranges);
     library_->launch(d, program.launches[index], ranges, program.names[index]);
+  }
+
+  // What was launched before has ended; the grid is read here, and the launch is one whose grid the host knows.
+  void launch_from_host(const SimProgram& program, uint32_t index, const std::vector<SimRange>& ranges) {
+    Dispatch d = program.dispatches[index];
+    Launch launch = program.launches[index];
+    library_->barrier();
+    const SimRange& grid = ranges[size_t(d.indirect)];
+    if (!grid.data || grid.bytes < sizeof(uint32_t) * 3) throw DeviceError(d.kernel + " (" + d.label + "): its grid of three counts is not bound");
+    std::memcpy(launch.grid.data(), grid.data, sizeof(uint32_t) * 3);
+    d.indirect = -1;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      counters_.host_reads++;
+    }
+    library_->launch(d, launch, ranges, program.names[index]);
   }
 
   DType storage_;
   std::shared_ptr<SimLibrary> library_;
   Tuning tuning_;
+  Indirect indirect_;
   DeviceInfo info_;
   Thread worker_;
   mutable std::mutex mutex_;
