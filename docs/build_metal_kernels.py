@@ -1,7 +1,7 @@
 """Writes docs/metal-kernels.md: each kernel as its own source describes it, the dispatch graph, and what the simulator counted.
 
-    python docs/build_metal_kernels.py              # the descriptions; keeps the counted tables
-    python docs/build_metal_kernels.py --report     # counts anew (needs LILY_SIM, takes minutes)
+python docs/build_metal_kernels.py              # the descriptions; keeps the counted tables
+python docs/build_metal_kernels.py --report     # counts anew (needs LILY_SIM, takes minutes)
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/metal-kernels.md"
 BEGIN, END = "<!-- counted: begin -->", "<!-- counted: end -->"
 PARTS = (
-    ("decode", "Decode", "One token at a time: limited by how fast weights are read. Every projection that reads the same x is one dispatch."),
+    (
+        "decode",
+        "Decode",
+        "One token at a time: limited by how fast weights are read. Every projection that reads the same x is one dispatch.",
+    ),
     ("prefill", "Prefill", "The rows of a chunk together: limited by products, and past 32K tokens by attention."),
     ("tensor", "Tensor operations", "The same products through Metal 4's `matmul2d`, for GPUs with matrix units."),
     ("shared", "Shared", "Norms, look-ups and what passes rows on."),

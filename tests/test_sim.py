@@ -9,7 +9,22 @@ import os
 
 import numpy as np
 import pytest
-from checkpoints import DENSE, FIXTURES, GREEDY, MIXED, MOE, NAMES, ORIGINAL, assert_same, decode_rows, everything, expected, load, prompt, relative_rms
+from checkpoints import (
+    DENSE,
+    FIXTURES,
+    GREEDY,
+    MIXED,
+    MOE,
+    NAMES,
+    ORIGINAL,
+    assert_same,
+    decode_rows,
+    everything,
+    expected,
+    load,
+    prompt,
+    relative_rms,
+)
 
 import lily
 from lily._engine import native
@@ -97,7 +112,9 @@ def test_the_order_of_work_changes_nothing(schedule, monkeypatch):
     assert_same(work(MIXED, monkeypatch), work(MIXED, monkeypatch, LILY_SCHEDULE=schedule, LILY_SIM_SEED="11"))
 
 
-@pytest.mark.parametrize("kernel", ["moe_scan=tile16", "moe_scan=tile32", "gemm=tile16", "gemm=expand", "attn_split=one_head", "gdn_scan=blocks"])
+@pytest.mark.parametrize(
+    "kernel", ["moe_scan=tile16", "moe_scan=tile32", "gemm=tile16", "gemm=expand", "attn_split=one_head", "gdn_scan=blocks"]
+)
 def test_variants_give_the_same_bits(kernel, monkeypatch):
     assert_same(work(MOE, monkeypatch), work(MOE, monkeypatch, LILY_KERNEL=kernel))
 

@@ -12,6 +12,8 @@ constant uint GEMM_WIDE [[function_constant(3)]];  // 1: rows of codes start at 
 #define GEMM_THREADS 128u
 #define GEMM_OUTPUTS 64u  // of a tile; a pair of weights takes 32 each
 #define GEMM_STEP 32u     // products between two barriers
+#define GEMM_RAW 2048u    // words of staged codes, later the tile's sums
+#define GEMM_GROUPS 8u    // groups of a staged row at most; their scales and biases lie behind the codes
 #define GEMM_LD 40u       // row of a staged tile, in activations: 32 and a pad that spreads rows over banks
 #ifdef LILY_STORAGE_FLOAT32
 #define GEMM_BUFFERS 1u
@@ -32,8 +34,8 @@ struct GemmTile {
 
 inline uint stored_bits(uint format) { return format == 17u ? 16u : format; }
 
-// Values of a row that are staged together: 128 bytes of 4-bit codes or of plain values.
-inline uint chunk_of(uint format) { return format <= 8u ? 256u : format == 32u ? 32u : 64u; }
+// Values of a row that are staged together: at most 128 bytes of it.
+inline uint chunk_of(uint format) { return format <= 4u ? 256u : format <= 8u ? 128u : format == 32u ? 32u : 64u; }
 
 // Sixteen codes from BITS half words.
 template <uint BITS> inline void unpack_codes(threadgroup const ushort* p, float scale, float bias, threadgroup act_pack* out) {
@@ -67,8 +69,8 @@ template <uint FORMAT> inline void unpack_plain(threadgroup const uint* p, threa
   }
 }
 
-// Sixteen weights of one output, from its staged row; `at`: the first of them in the chunk, `k`: in the row.
-inline void unpack_weights(uint format, thread const Weight& w, ulong row, uint k, threadgroup const uint* raw, uint at, threadgroup act_pack* out) {
+// Sixteen weights of one output, from its staged row; `at`: the first of them in the chunk. `pair`: scale and bias of their group.
+inline void unpack_weights(uint format, uint pair, threadgroup const uint* raw, uint at, threadgroup act_pack* out) {
   if (format > 8u) {
     threadgroup const uint* p = raw + at * stored_bits(format) / 32u;
     if (format == 16u) unpack_plain<16>(p, out);
@@ -76,9 +78,7 @@ inline void unpack_weights(uint format, thread const Weight& w, ulong row, uint 
     if (format == 32u) unpack_plain<32>(p, out);
   } else {
     threadgroup const ushort* p = (threadgroup const ushort*)raw + at * format / 16u;
-    const uint shift = group_shift(w.group);
-    const ulong g = row * (w.K >> shift) + (k >> shift);
-    const float scale = bf16_value(w.scales[g]), bias = bf16_value(w.biases[g]);
+    const float scale = bf16_value(pair & 0xffffu), bias = bf16_value(pair >> 16);
     if (format == 4u) unpack_codes<4>(p, scale, bias, out);
     if (format == 8u) unpack_codes<8>(p, scale, bias, out);
     if (format == 6u) unpack_codes<6>(p, scale, bias, out);
@@ -101,8 +101,8 @@ template <bool PAIR> inline CodeRows code_rows() {
   return c;
 }
 
-// The codes of all outputs for values begin .. begin + chunk, as they lie: neighbouring threads read neighbouring words. PAIR: outputs 0..31
-// are of `a`, 32..63 of `b`.
+// The codes of all outputs for values begin .. begin + chunk, as they lie: neighbouring threads read neighbouring words; and the scales and
+// biases of their groups, each read once. PAIR: outputs 0..31 are of `a`, 32..63 of `b`.
 template <bool PAIR> inline void stage_codes(thread const GemmTile& t, CodeRows c, uint begin, threadgroup uint* raw, uint tid) {
   const uint unit = GEMM_WIDE != 0u ? 4u : 1u, units = c.stride / unit;
   for (uint i = tid; i < GEMM_OUTPUTS * units; i += GEMM_THREADS) {
@@ -119,6 +119,20 @@ template <bool PAIR> inline void stage_codes(thread const GemmTile& t, CodeRows 
       *(threadgroup uint4*)(raw + row * c.stride + word) = v;
     } else {
       raw[row * c.stride + word] = live ? codes[at] : 0u;
+    }
+  }
+  for (uint i = tid; i < GEMM_OUTPUTS * GEMM_GROUPS; i += GEMM_THREADS) {
+    const uint row = i / GEMM_GROUPS;
+    const bool other = PAIR && row >= GEMM_OUTPUTS / 2u;
+    if ((other ? W2_FORMAT : W_FORMAT) <= 8u) {
+      const uint n = t.n0 + (other ? row - GEMM_OUTPUTS / 2u : row), shift = group_shift(other ? t.b.group : t.a.group), groups = t.a.K >> shift;
+      const uint g = (begin >> shift) + i % GEMM_GROUPS, last = metal::min(begin + c.chunk, t.a.K) - 1u;
+      uint pair = 0u;
+      if (n < t.N && g <= last >> shift) {
+        const ulong at = ((other ? t.b_row : t.a_row) + n) * groups + g;
+        pair = uint((other ? t.b.scales : t.a.scales)[at]) | uint((other ? t.b.biases : t.a.biases)[at]) << 16;
+      }
+      raw[GEMM_RAW + i] = pair;
     }
   }
 }
@@ -156,10 +170,13 @@ template <uint BM> inline void stage_step(thread const GemmTile& t, GemmPlace p,
   }
   threadgroup act_pack* to = (threadgroup act_pack*)(wt + p.w_row * GEMM_LD + p.w_at);
   if (p.w_live && k + p.w_at < K) {
-    if (p.second)
-      unpack_weights(W2_FORMAT, t.b, t.b_row + p.w_n, k + p.w_at, raw + p.w_row * c.stride, at + p.w_at, to);
-    else
-      unpack_weights(W_FORMAT, t.a, t.a_row + p.w_n, k + p.w_at, raw + p.w_row * c.stride, at + p.w_at, to);
+    const uint format = p.second ? W2_FORMAT : W_FORMAT;
+    uint pair = 0u;
+    if (format <= 8u) {
+      const uint shift = group_shift(p.second ? t.b.group : t.a.group);
+      pair = raw[GEMM_RAW + p.w_row * GEMM_GROUPS + ((k + p.w_at) >> shift) - (begin >> shift)];
+    }
+    unpack_weights(format, pair, raw + p.w_row * c.stride, at + p.w_at, to);
   } else {
     LILY_UNROLL for (uint i = 0; i < 4u; i++) to[i] = none;
   }

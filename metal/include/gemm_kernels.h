@@ -32,13 +32,13 @@ inline Weight weight_of(device const uint* codes, device const ushort* scales, d
   return w;
 }
 
-template <uint BM, uint RAW>
+template <uint BM>
 kernel void gemm(constant LilyStep& step [[buffer(0)]], device const act* x [[buffer(1)]], device float* y [[buffer(2)]], device const uint* codes [[buffer(3)]],
                  device const ushort* scales [[buffer(4)]], device const ushort* biases [[buffer(5)]], constant LilyGemmArgs& args [[buffer(20)]],
                  uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]]) {
   threadgroup act_pack xs[GEMM_BUFFERS * BM * GEMM_LD / 4];
   threadgroup act_pack ws[GEMM_BUFFERS * GEMM_OUTPUTS * GEMM_LD / 4];
-  threadgroup uint4 raw[RAW / 4];
+  threadgroup uint4 raw[(GEMM_RAW + GEMM_OUTPUTS * GEMM_GROUPS) / 4];
   const uint first = group.x * BM, n0 = group.y * GEMM_OUTPUTS;
   if (first < step.rows) {
     GemmTile t = dense_tile(x, first, metal::min(BM, step.rows - first), args.K, args.N, n0);
@@ -53,13 +53,13 @@ kernel void gemm(constant LilyStep& step [[buffer(0)]], device const act* x [[bu
   }
 }
 
-template <uint BM, uint RAW>
+template <uint BM>
 kernel void gemm_residual(constant LilyStep& step [[buffer(0)]], device const act* x [[buffer(1)]], device float* h [[buffer(2)]], device const uint* codes [[buffer(3)]],
                           device const ushort* scales [[buffer(4)]], device const ushort* biases [[buffer(5)]], constant LilyGemmArgs& args [[buffer(20)]],
                           uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]]) {
   threadgroup act_pack xs[GEMM_BUFFERS * BM * GEMM_LD / 4];
   threadgroup act_pack ws[GEMM_BUFFERS * GEMM_OUTPUTS * GEMM_LD / 4];
-  threadgroup uint4 raw[RAW / 4];
+  threadgroup uint4 raw[(GEMM_RAW + GEMM_OUTPUTS * GEMM_GROUPS) / 4];
   const uint first = group.x * BM, n0 = group.y * GEMM_OUTPUTS;
   if (first < step.rows) {
     GemmTile t = dense_tile(x, first, metal::min(BM, step.rows - first), args.K, args.N, n0);
@@ -74,14 +74,14 @@ kernel void gemm_residual(constant LilyStep& step [[buffer(0)]], device const ac
   }
 }
 
-template <uint BM, uint RAW>
+template <uint BM>
 kernel void gate_up_rows(constant LilyStep& step [[buffer(0)]], device const act* x [[buffer(1)]], device act* a [[buffer(2)]], device const uint* gate_codes [[buffer(3)]],
                          device const ushort* gate_scales [[buffer(4)]], device const ushort* gate_biases [[buffer(5)]], device const uint* up_codes [[buffer(6)]],
                          device const ushort* up_scales [[buffer(7)]], device const ushort* up_biases [[buffer(8)]], constant LilyGemmArgs& args [[buffer(20)]],
                          uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]]) {
   threadgroup act_pack xs[GEMM_BUFFERS * BM * GEMM_LD / 4];
   threadgroup act_pack ws[GEMM_BUFFERS * GEMM_OUTPUTS * GEMM_LD / 4];
-  threadgroup uint4 raw[RAW / 4];
+  threadgroup uint4 raw[(GEMM_RAW + GEMM_OUTPUTS * GEMM_GROUPS) / 4];
   const uint first = group.x * BM, n0 = group.y * (GEMM_OUTPUTS / 2u);
   if (first < step.rows) {
     GemmTile t = dense_tile(x, first, metal::min(BM, step.rows - first), args.K, args.N, n0);

@@ -32,14 +32,14 @@ inline Weight expert_weight(device const uint* codes, device const ushort* scale
   return w;
 }
 
-template <uint BM, uint RAW>
+template <uint BM>
 kernel void moe_gemm_rows(device const uint* slot_row [[buffer(1)]], device const act* x [[buffer(2)]], device float* y [[buffer(3)]], device const uint* codes [[buffer(4)]],
                           device const ushort* scales [[buffer(5)]], device const ushort* biases [[buffer(6)]], device const uint* map [[buffer(7)]],
                           constant LilyMoeRowsArgs& args [[buffer(20)]], uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
                           uint sg [[simdgroup_index_in_threadgroup]]) {
   threadgroup act_pack xs[GEMM_BUFFERS * BM * GEMM_LD / 4];
   threadgroup act_pack ws[GEMM_BUFFERS * GEMM_OUTPUTS * GEMM_LD / 4];
-  threadgroup uint4 raw[RAW / 4];
+  threadgroup uint4 raw[(GEMM_RAW + GEMM_OUTPUTS * GEMM_GROUPS) / 4];
   const uint n0 = group.x * GEMM_OUTPUTS, first = map[4u * group.y + 1u];
   GemmTile t = routed_tile(map, group.y, args, x, slot_row, n0);
   t.a = expert_weight(codes, scales, biases, args.K, args.a.group);
@@ -52,7 +52,7 @@ kernel void moe_gemm_rows(device const uint* slot_row [[buffer(1)]], device cons
   }
 }
 
-template <uint BM, uint RAW>
+template <uint BM>
 kernel void moe_gate_up_rows(device const uint* slot_row [[buffer(1)]], device const act* x [[buffer(2)]], device act* a [[buffer(3)]], device const uint* gate_codes [[buffer(4)]],
                              device const ushort* gate_scales [[buffer(5)]], device const ushort* gate_biases [[buffer(6)]], device const uint* up_codes [[buffer(7)]],
                              device const ushort* up_scales [[buffer(8)]], device const ushort* up_biases [[buffer(9)]], device const uint* map [[buffer(10)]],
@@ -60,7 +60,7 @@ kernel void moe_gate_up_rows(device const uint* slot_row [[buffer(1)]], device c
                              uint sg [[simdgroup_index_in_threadgroup]]) {
   threadgroup act_pack xs[GEMM_BUFFERS * BM * GEMM_LD / 4];
   threadgroup act_pack ws[GEMM_BUFFERS * GEMM_OUTPUTS * GEMM_LD / 4];
-  threadgroup uint4 raw[RAW / 4];
+  threadgroup uint4 raw[(GEMM_RAW + GEMM_OUTPUTS * GEMM_GROUPS) / 4];
   const uint n0 = group.x * (GEMM_OUTPUTS / 2u), first = map[4u * group.y + 1u];
   GemmTile t = routed_tile(map, group.y, args, x, slot_row, n0);
   t.by_slot_list = true;

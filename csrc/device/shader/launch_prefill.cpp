@@ -11,20 +11,16 @@ namespace {
 constexpr uint32_t kOutputs = 64;  // of a tile; a pair of weights takes 32 each
 
 uint32_t stored_bits(uint32_t format) { return format == 17 ? 16 : format; }
-uint32_t chunk_of(uint32_t format) { return format <= 8 ? 256 : format == 32 ? 32 : 64; }
+uint32_t chunk_of(uint32_t format) { return format <= 4 ? 256 : format <= 8 ? 128 : format == 32 ? 32 : 64; }
 uint32_t up(uint64_t n, uint32_t size) { return uint32_t((n + size - 1) / size); }
 
 // Tile, staging buffer and formats of a product of x with one weight, or with two of which it takes 32 outputs each.
 Launch product(const std::string& kernel, const std::string* variant, uint32_t tile_rows, uint32_t K, uint32_t format, uint32_t second, bool pair) {
   Launch l;
   const uint32_t chunk = pair ? std::min(chunk_of(format), chunk_of(second)) : chunk_of(format);
-  uint32_t words = 0;
   bool wide = true;
-  for (uint32_t f : {format, pair ? second : format}) {
-    words = std::max(words, chunk * stored_bits(f) / 32);
-    wide = wide && K * stored_bits(f) / 8 % 16 == 0 && chunk * stored_bits(f) / 32 % 4 == 0;
-  }
-  l.function = kernel + (variant && *variant == "tensor" ? "_tensor" : "") + (tile_rows == 16 ? "_m16" : "_m32") + (words <= 32 ? "_r8" : "_r16");
+  for (uint32_t f : {format, pair ? second : format}) wide = wide && K * stored_bits(f) / 8 % 16 == 0 && chunk * stored_bits(f) / 32 % 4 == 0;
+  l.function = kernel + (variant && *variant == "tensor" ? "_tensor" : "") + (tile_rows == 16 ? "_m16" : "_m32");
   l.constants = {format, second, 0, wide};
   l.threads = 128;
   return l;
