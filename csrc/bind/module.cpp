@@ -103,7 +103,7 @@ void define_model(nb::module_& m) {
           },
           "Gives back memory that no session holds.")
       .def_prop_ro("fused", [](NativeModel& m) { return m.get()->fused(); }, "Whether the plan is the fused one.")
-      .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), Policy::from_environment(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
+      .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), m.get()->policy(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
       .def(
           "close",
           [](NativeModel& m) {
@@ -245,11 +245,13 @@ NB_MODULE(_native, m) {
   });
   m.def(
       "plan",
-      [](nb::dict spec, nb::list weights) {
+      [](nb::dict spec, nb::list weights, const std::string& device) {
+        lily::Policy policy = lily::Policy::from_environment();
+        policy.traits = lily::device_traits(device);
         lily::Model model(spec_from(spec), weights_from(weights), lily::DType::bf16);
-        return plan_dict(model, lily::Policy::from_environment(), lily::Engine::kDefaultChunk);
+        return plan_dict(model, policy, lily::Engine::kDefaultChunk);
       },
-      "spec"_a, "weights"_a, "The programs of a configuration, recorded without a device.");
+      "spec"_a, "weights"_a, "device"_a = "auto", "The programs of a configuration, recorded without a device.");
   define_model(m);
   define_session(m);
   define_session_io(m);

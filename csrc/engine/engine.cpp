@@ -17,6 +17,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   e->policy_ = Policy::from_environment();
   if (const char* text = std::getenv("LILY_SCHEDULE"); text && *text) e->schedule_ = Schedule::parse(text);
   e->device_ = open_device(device_name);
+  e->policy_.traits = e->device_->traits();
   e->model_ = std::make_unique<Model>(spec, sources, e->device_->storage());
   uint64_t limit = memory_limit ? memory_limit : std::max<uint64_t>(e->device_->info().memory_bytes, 1);
   e->budget_ = std::make_shared<MemoryBudget>(limit);
@@ -105,7 +106,7 @@ Program Engine::record(const ProgramKey& key, const Policy& policy) const {
   switch (key.kind) {
     case ProgramKey::decode: return model_->decode(split_plan(key.rows), policy);
     case ProgramKey::sampler: return model_->sampler();
-    case ProgramKey::prefill: return model_->prefill(key.rows, key.flag, policy);
+    case ProgramKey::prefill: return model_->prefill(key.rows, key.flag, key.context, policy);
     case ProgramKey::head_rows: return model_->head_rows(key.rows, key.flag);
     default: return model_->head_step();
   }
@@ -126,6 +127,10 @@ TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& boun
   if (key.kind == ProgramKey::decode) {  // one program for all contexts of a split plan
     SplitPlan split = split_plan(key.rows);
     key.rows = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
+  }
+  if (key.kind == ProgramKey::prefill) {  // one program for all contexts whose attention is cut alike
+    const uint32_t part = policy_.traits.key_blocks * LILY_KV_BLOCK;
+    key.context = part * attention_parts(policy_.traits, key.context);
   }
   const Ready& program = ready(key);
   // A larger workspace replaces the smaller one; submissions in flight keep theirs alive, and nothing in it outlives a submission.

@@ -37,6 +37,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const DevicePtr& device() const { return device_; }
   uint32_t max_context() const { return model_->spec.max_context; }
   uint32_t chunk() const { return chunk_; }
+  const Policy& policy() const { return policy_; }
   void set_chunk(uint32_t rows);
   void set_schedule(const Schedule& schedule);
   MemoryReport memory() const;
@@ -51,6 +52,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     enum Kind { decode, sampler, prefill, head_rows, head_step } kind;
     uint32_t rows = 1;  // prefill and head: row bucket; decode: context tokens
     bool flag = false;  // prefill: all rows; head: score
+    uint32_t context = 0;  // prefill: tokens that its last row may see
     auto operator<=>(const ProgramKey&) const = default;
   };
   Program record(const ProgramKey& key, const Policy& policy) const;

@@ -164,7 +164,7 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
       passed.push_back({consumed_ + stop.after, state, stop.marked});
     }
     auto cancel = std::make_shared<std::atomic<bool>>(false);
-    engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
+    engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr, consumed_ + rows}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
     commit_chunk(ids + begin, rows, out, passed, begin + rows == n || (!stops.empty() && stops.back().after == rows && stops.back().marked));
     begin += rows;
@@ -368,7 +368,7 @@ void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
   const Model& model = engine_->model();
   if (pending()) throw InvalidArgument("a trace starts after a consumed token");
   reserve(consumed_ + uint32_t(n));
-  Program program = engine_->record({Engine::ProgramKey::prefill, uint32_t(n), false}, {false, "trace"});
+  Program program = engine_->record({Engine::ProgramKey::prefill, uint32_t(n), false, consumed_ + uint32_t(n)}, {false, "trace", engine_->device()->traits()});
   Submission s;
   s.program = engine_->device()->prepare(program.dispatches(), program.order({Schedule::Kind::serial, 0, -1}));
   s.bindings = engine_->base_bindings();

@@ -102,10 +102,24 @@ def _load(options: dict[str, Any]) -> lily.Model:
 @cli.command()
 @click.argument("source")
 @click.option("--revision", help="Branch, tag or commit of a Hub id.")
+@click.option("--device", default="auto", show_default=True, help="Whose programs: cpu, metal, sim, cuda; it need not be here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every dispatch.")
-def plan(source: str, revision: str | None, as_json: bool) -> None:
+@click.option("--picture", type=click.Path(dir_okay=False), help="Draw the step's dispatches into this SVG file.")
+@click.option("--layers", help="Only these layers in the picture: 0,3")
+def plan(source: str, revision: str | None, device: str, as_json: bool, picture: str | None, layers: str | None) -> None:
     """What a decode step of SOURCE (a config.json, a directory or a Hub id) does and needs."""
-    result = lily.plan(source, revision=revision)
+    result = lily.plan(source, revision=revision, device=device)
+    if picture:
+        from lily.picture import draw
+
+        prefixes = tuple(f"layers.{n.strip()}." for n in layers.split(",")) if layers else ()
+        title = f"One decode step of {result.model_type}: {result.decode['dispatches']} dispatches in {result.decode['stages']} stages"
+        if layers:
+            title += f"; layers {layers}"
+        with open(picture, "w", encoding="utf-8") as file:
+            file.write(draw(result.decode["forward"], title, prefixes))
+        click.echo(f"wrote {picture}")
+        return
     if as_json:
         _print_json(result.to_dict())
     else:

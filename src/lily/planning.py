@@ -148,11 +148,12 @@ def _snapshots(tokens: int) -> int:
     return near + (tokens % _SNAPSHOT_TOKENS > 0)
 
 
-def plan(source: str | os.PathLike[str], *, revision: str | None = None) -> Plan:
+def plan(source: str | os.PathLike[str], *, revision: str | None = None, device: str = "auto") -> Plan:
     """Plan for a config.json, a directory (a config.json in it will do) or a Hub id (of which only that is downloaded).
 
     Weights that are there are counted as they are; otherwise the quantisation block says what they would be, 4 bits in
-    groups of 64 when there is none. Raises `CheckpointError`.
+    groups of 64 when there is none. `device` names whose programs are recorded (cpu, metal, sim, cuda; it need not be
+    here). Raises `CheckpointError`, `DeviceError` for an unknown device.
 
     >>> import lily
     >>> lily.plan(lily.Model.demo().source).to_dict()["decode"]["dispatches"] > 0
@@ -160,7 +161,7 @@ def plan(source: str | os.PathLike[str], *, revision: str | None = None) -> Plan
     """
     path = hub.find_config(source, revision=revision)
     config = ModelConfig.from_file(path)
-    result = native().plan(config.spec(), _weights(path, config))
+    result = native().plan(config.spec(), _weights(path, config), device)
     memory = result["memory"]
     return Plan(
         source=str(source),

@@ -32,7 +32,7 @@ def fail_at(model: Model, step: int, stage: int) -> None:
 
 
 def set_schedule(model: Model, schedule: str) -> None:
-    """How programs are replayed: "stages", "serial", "shuffle:SEED", or "shuffle:SEED:drop:N"
+    """How programs are replayed: "stages", "stages:drop:N", "serial", "shuffle:SEED", or "shuffle:SEED:drop:N"
     (without the barrier after stage N)."""
     native().testing.set_schedule(model._native, schedule)
 
