@@ -48,8 +48,8 @@ def binding(model: Model) -> dict[str, Any]:
         "model": model.digest,
         "device": device.kind,
         "storage": device.storage,
-        # AVX2 and AVX-512 give the same bits
-        "arithmetic": "x86-fma" if device.isa in ("avx2", "avx512") else device.isa,
+        # AVX2, AVX-512 and AMX give the same bits
+        "arithmetic": "x86-fma" if device.isa in ("amx", "avx512", "avx2") else device.isa,
     }
 
 

@@ -92,6 +92,13 @@ def isas() -> list[str]:
     return _native.testing.instruction_sets()
 
 
+def variants() -> list[str]:
+    """The instruction sets, and the emulated form of AMX where there is AVX-512."""
+    from lily import _native
+
+    return _native.testing.variants()
+
+
 def run(name, args, buffers, groups, *, isa="best", storage="bfloat16", split=None) -> None:
     """Runs threadgroups 0..groups-1 of a kernel on the arrays of `buffers` (None: absent), in ranges of `split` in reverse order when given."""
     from lily import _native

@@ -1,0 +1,200 @@
+// The matrix product of prefill on tiles, with the sums of gemm_tile.hpp: y[t][n] for up to 64 outputs and a panel of rows.
+// A = weights, 32 outputs x 512 of K dequantised to bf16 where they lie (first-level cache, no transposition: a look-up of 16 values
+// per group); B = rows, packed once for all outputs of a range as pairs of k (second-level cache); C = two by two tiles of sums, in
+// memory between the steps of K.
+#pragma once
+#include "device/cpu/amx_tiles.hpp"
+#include "device/cpu/gemm_tile.hpp"
+
+namespace lily::cpu::LILY_CPU_NS {
+
+constexpr uint32_t kStepK = 512;                // depth that is dequantised at once
+constexpr uint32_t kBlockN = 32, kBlockT = 32;  // outputs and rows of the tiles that are summed at once
+constexpr uint32_t kPanelValues = 512 * 1024;   // bf16 values of packed rows: 1 MiB
+
+// Rows that one panel holds.
+LILY_INLINE uint32_t panel_rows(uint32_t K) { return smaller(kPassRows, kPanelValues / K / kBlockT * kBlockT); }
+
+// Packed rows: tiles [rows/32][K/32][2][16 pairs of k][16 rows]; rows past the last one are zeros.
+struct Panel {
+  alignas(64) uint32_t word[kPanelValues / 2];
+  uint32_t rows, depth;  // depth in tiles
+
+  uint32_t blocks() const { return (rows + kBlockT - 1) / kBlockT; }
+  bool single(uint32_t block) const { return rows - block * kBlockT <= kTileRows; }
+  const uint32_t* tile(uint32_t block, uint32_t k) const { return word + (uint64_t(block) * depth + k) * 2 * kTileWords; }
+
+  void pack(const RowSource<Bf16>& x, uint32_t t0, uint32_t count) {
+    rows = count;
+    depth = uint32_t(x.K / 32);
+    for (uint32_t r = 0; r < count; r += kTileRows) {
+      uint32_t* out = word + (uint64_t(r / kBlockT) * depth * 2 + r / kTileRows % 2) * kTileWords;
+      for (uint32_t k = 0; k < depth; k++, out += 2 * kTileWords) {
+        U v[16];
+        for (uint32_t i = 0; i < 16; i++) {
+          const Bf16* row = x.row(t0 + smaller(r + i, count - 1)) + 32 * k;
+          __builtin_prefetch(row + 64, 0, 2);
+          v[i] = r + i < count ? loadu(row) : splatu(0);
+        }
+        transpose16(v);
+        for (uint32_t i = 0; i < 16; i++) _mm512_store_si512(out + 16 * i, v[i].v);
+      }
+    }
+  }
+};
+
+// Lane q holds bf16(scale * q + bias) in both halves.
+LILY_INLINE __m512i code_table(float scale, float bias) {
+  const __m512i b = bits(fma(splat(scale), digits(), splat(bias))).v;
+  const __mmask16 odd = _mm512_test_epi32_mask(b, _mm512_set1_epi32(0x10000));
+  const __m512i up = _mm512_mask_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7fff)), odd, b, _mm512_set1_epi32(0x8000));
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int(0xffff0000u)), up, _mm512_srli_epi32(up, 16), 0xca);
+}
+
+// Scales or biases of up to eight groups as floats.
+LILY_INLINE void group_values(const uint8_t* p, uint32_t groups, float* out) {
+  uint8_t part[16] = {};
+  if (groups < 8) {
+    std::memcpy(part, p, 2 * groups);
+    p = part;
+  }
+  store(out, from_bits(shl<16>(U{_mm512_cvtepu16_epi32(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))})));
+}
+
+// Where row i of a block of outputs goes: tiles [k/32][2][16 outputs][32 of k].
+LILY_INLINE uint32_t* tile_row(uint32_t* a, uint32_t k, uint32_t i) { return a + (k / 32 * 2 + i / 16) * kTileWords + i % 16 * 16; }
+
+// Codes of 4 bits in groups of 64: k in [k0, k0 + kn) of row r as row i of the block.
+LILY_INLINE void dequantise_row4(const Weight& w, uint64_t r, uint32_t k0, uint32_t kn, uint32_t i, uint32_t* a) {
+  // word j of a 128-bit part takes byte j/2 of its four twice; the code is then moved to bits 1..4 of the word, which choose a word of the table
+  const __m512i doubled = _mm512_set_epi64(0x0f0f0f0f0e0e0e0ell, 0x0d0d0d0d0c0c0c0cll, 0x0b0b0b0b0a0a0a0all, 0x0909090908080808ll, 0x0707070706060606ll,
+                                           0x0505050504040404ll, 0x0303030302020202ll, 0x0101010100000000ll);
+  const __m512i shift = _mm512_set1_epi32(0x00030007);
+  const uint8_t *codes = w.row(r) + k0 / 2, *ahead = codes + kBlockN * w.row_bytes;
+  alignas(64) float scale[16], bias[16];
+  group_values(w.row_scales(r) + k0 / 32, kn / 64, scale);
+  group_values(w.row_biases(r) + k0 / 32, kn / 64, bias);
+  for (uint32_t k = 0; k < kn; k += 64, codes += 32) {
+    const __m512i table = code_table(scale[k / 64], bias[k / 64]);
+    if (k % 128 == 0) __builtin_prefetch(ahead + k / 2, 0, 2);
+    LILY_UNROLL for (uint32_t h = 0; h < 2; h++) {
+      const __m512i c = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * h))), doubled);
+      _mm512_store_si512(tile_row(a, k + 32 * h, i), _mm512_permutexvar_epi16(_mm512_srlv_epi16(c, shift), table));
+    }
+  }
+}
+
+// Any format, 16 values at a time.
+static void dequantise_row(const Weight& w, uint64_t r, uint32_t k0, uint32_t kn, uint32_t i, uint32_t* a) {
+  const CodeReader reader(w.fmt.kind == LILY_W_AFFINE ? w.fmt.bits : 8);
+  for (uint32_t k = 0; k < kn; k += 16) {
+    const uint32_t j = k0 + k;
+    V v;
+    if (w.fmt.kind == LILY_W_AFFINE) {
+      const uint32_t at = j / w.fmt.group * 2;
+      const V q = w.fmt.bits == 8 ? to_float(load_u8(w.row(r) + j)) : reader.read(w.row(r), w.row_bytes, j);
+      v = fma(splat(bf16_at(w.row_scales(r) + at)), q, splat(bf16_at(w.row_biases(r) + at)));
+    } else if (w.fmt.kind == LILY_W_F32) {
+      v = from_bits(loadu(w.row(r) + uint64_t(j) * 4));
+    } else {
+      v = w.fmt.kind == LILY_W_BF16 ? load_bf16(w.row(r) + uint64_t(j) * 2) : load_f16(w.row(r) + uint64_t(j) * 2);
+    }
+    store(reinterpret_cast<Bf16*>(tile_row(a, k, i)) + k % 32, v);
+  }
+}
+
+// Outputs n0..n0+32 of a column, k in [k0, k0 + kn). Rows past the last output repeat it; a whole tile past it is left alone.
+static void dequantise_block(const Column& column, uint32_t n0, uint32_t k0, uint32_t kn, uint32_t* a) {
+  const uint32_t rows = column.n - n0 > kTileRows ? kBlockN : kTileRows;
+  for (uint32_t i = 0; i < rows; i++) {
+    const uint64_t r = column.first + smaller(n0 + i, column.n - 1);
+    if (column.w->fast(4))
+      dequantise_row4(*column.w, r, k0, kn, i, a);
+    else
+      dequantise_row(*column.w, r, k0, kn, i, a);
+  }
+}
+
+// Tiles 0-3: sums of output tile n and row tile t in 2n + t; 4 and 5: weights; 6 and 7: rows.
+template <uint32_t N, uint32_t T> LILY_INLINE void zero_sums() {
+  tile_zero<0>();
+  if constexpr (T > 1) tile_zero<1>();
+  if constexpr (N > 1) tile_zero<2>();
+  if constexpr (N > 1 && T > 1) tile_zero<3>();
+}
+template <uint32_t N, uint32_t T> LILY_INLINE void load_sums(const float* c) {
+  tile_load<0>(c);
+  if constexpr (T > 1) tile_load<1>(c + kTileWords);
+  if constexpr (N > 1) tile_load<2>(c + 2 * kTileWords);
+  if constexpr (N > 1 && T > 1) tile_load<3>(c + 3 * kTileWords);
+}
+template <uint32_t N, uint32_t T> LILY_INLINE void store_sums(float* c) {
+  tile_store<0>(c);
+  if constexpr (T > 1) tile_store<1>(c + kTileWords);
+  if constexpr (N > 1) tile_store<2>(c + 2 * kTileWords);
+  if constexpr (N > 1 && T > 1) tile_store<3>(c + 3 * kTileWords);
+}
+
+struct TileStep {
+  const uint32_t *a, *b;  // tiles in steps of two
+  uint32_t depth;         // tiles of k
+  bool first, last, kept;  // kept: the registers hold the sums from one step of K to the next
+};
+
+template <uint32_t N, uint32_t T> static void multiply_tiles(const TileStep& s, float* c) {
+  if (s.first)
+    zero_sums<N, T>();
+  else if (!s.kept)
+    load_sums<N, T>(c);
+  const uint32_t *a = s.a, *b = s.b;
+  for (uint32_t k = 0; k < s.depth; k++, a += 2 * kTileWords, b += 2 * kTileWords) {
+    tile_load<4>(a);
+    tile_load<6>(b);
+    tile_multiply<0, 4, 6>();
+    if constexpr (T > 1) {
+      tile_load<7>(b + kTileWords);
+      tile_multiply<1, 4, 7>();
+    }
+    if constexpr (N > 1) {
+      tile_load<5>(a + kTileWords);
+      tile_multiply<2, 5, 6>();
+    }
+    if constexpr (N > 1 && T > 1) tile_multiply<3, 5, 7>();
+  }
+  if (s.last || !s.kept) store_sums<N, T>(c);
+}
+
+// A tile of sums [16 outputs][16 rows] into acc[row][64].
+LILY_INLINE void spread_sums(const float* c, float* acc) {
+  U v[16];
+  for (uint32_t i = 0; i < 16; i++) v[i] = loadu(c + 16 * i);
+  transpose16(v);
+  for (uint32_t i = 0; i < 16; i++) store(acc + i * kTileN, from_bits(v[i]));
+}
+
+// acc[r][0..64) = row r of the panel times the outputs of a column.
+static void tile_column_product(const Column& column, const Panel& x, float* acc) {
+  alignas(64) uint32_t a[kBlockN * kStepK / 2];
+  alignas(64) float c[kPassRows / kBlockT * 4 * kTileWords];
+  const uint32_t K = column.w->K, blocks = x.blocks();
+  for (uint32_t n0 = 0; n0 < column.n; n0 += kBlockN) {
+    const bool narrow = column.n - n0 <= kTileRows;
+    for (uint32_t k0 = 0; k0 < K; k0 += kStepK) {
+      const uint32_t kn = smaller(kStepK, K - k0);
+      dequantise_block(column, n0, k0, kn, a);
+      for (uint32_t b = 0; b < blocks; b++) {
+        const TileStep step{a, x.tile(b, k0 / 32), kn / 32, k0 == 0, k0 + kn == K, blocks == 1};
+        float* sums = c + b * 4 * kTileWords;
+        if (narrow)
+          x.single(b) ? multiply_tiles<1, 1>(step, sums) : multiply_tiles<1, 2>(step, sums);
+        else
+          x.single(b) ? multiply_tiles<2, 1>(step, sums) : multiply_tiles<2, 2>(step, sums);
+      }
+    }
+    for (uint32_t b = 0; b < blocks; b++)
+      for (uint32_t i = 0; i < 4; i++)
+        if ((i < 2 || !narrow) && (i % 2 == 0 || !x.single(b))) spread_sums(c + (b * 4 + i) * kTileWords, acc + (b * kBlockT + i % 2 * 16) * kTileN + n0 + i / 2 * 16);
+  }
+}
+
+}  // namespace lily::cpu::LILY_CPU_NS

@@ -1,0 +1,74 @@
+// Walks the outputs and rows of a matrix product of prefill: on tiles where the variant has them, else on vectors. The sums are the same.
+#pragma once
+#if defined(LILY_AMX)
+#include "device/cpu/amx_product.hpp"
+#else
+#include "device/cpu/gemm_tile.hpp"
+#endif
+
+namespace lily::cpu::LILY_CPU_NS {
+
+// Tiles of outputs [begin, end) of one weight (S = 1) or of a pair (S = 2), for rows [first, last) of x.
+template <class Act, uint32_t S> struct Product {
+  RowSource<Act> x;
+  uint32_t first, last, begin, end, N;
+  struct Operand {
+    const Weight* w;
+    uint64_t row;  // of output 0
+  } operand[S];
+
+  Column column(uint32_t tile, uint32_t s) const { return tile_column(*operand[s].w, operand[s].row, tile, N); }
+};
+
+// Calls done(tile, t, rows, acc) for every tile of outputs and block of rows t..t+rows: acc[s * kAccFloats + r * kTileN + j] belongs to output j of the tile.
+template <class Act, uint32_t S, class Done> static void vector_products(const Product<Act, S>& p, Done done) {
+  constexpr uint32_t kTogether = kColumns / S;
+  alignas(64) float acc[kColumns * kAccFloats];
+  for (uint32_t tile = p.begin; tile < p.end; tile += kTogether) {
+    const uint32_t count = smaller(kTogether, p.end - tile);
+    Column columns[kColumns];
+    for (uint32_t i = 0; i < count * S; i++) columns[i] = p.column(tile + i / S, i % S);
+    for (uint32_t t = p.first; t < p.last; t += kPassRows) {
+      const uint32_t rows = smaller(kPassRows, p.last - t);
+      tile_product(columns, count * S, p.x, t, rows, acc);
+      for (uint32_t i = 0; i < count; i++) done(tile + i, t, rows, acc + i * S * kAccFloats);
+    }
+  }
+}
+
+#if defined(LILY_AMX)
+template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, Done done) {
+  alignas(64) float acc[S * kAccFloats];
+  Panel panel;
+  TileSession tiles;
+  const uint32_t pass = panel_rows(uint32_t(p.x.K));
+  for (uint32_t t = p.first, rows; t < p.last; t += rows) {
+    rows = smaller(pass, p.last - t);
+    panel.pack(p.x, t, rows);
+    for (uint32_t tile = p.begin; tile < p.end; tile++) {
+      for (uint32_t s = 0; s < S; s++) tile_column_product(p.column(tile, s), panel, acc + s * kAccFloats);
+      done(tile, t, rows, acc);
+    }
+  }
+}
+#endif
+
+template <class Act, uint32_t S, class Done> LILY_INLINE void products(const Product<Act, S>& p, Done done) {
+#if defined(LILY_AMX)
+  if constexpr (sizeof(Act) == sizeof(Bf16)) return tile_products(p, done);
+#endif
+  vector_products(p, done);
+}
+
+// Rows of a = round(silu(gate) * up), of width N, from the sums of a pair.
+template <class Act> LILY_INLINE void swiglu(const float* gate, const float* up, uint32_t n, Act* out) {
+  for (uint32_t i = 0; i < n; i += 16) store_n(out + i, mul(silu(load_n(gate + i, n - i)), load_n(up + i, n - i)), n - i);
+}
+template <class Act> LILY_INLINE void pair_products(const Product<Act, 2>& p, Act* a) {
+  products(p, [&](uint32_t tile, uint32_t t, uint32_t rows, const float* acc) {
+    const uint32_t n = smaller(kTileN, p.N - tile * kTileN);
+    for (uint32_t r = 0; r < rows; r++) swiglu(acc + r * kTileN, acc + kAccFloats + r * kTileN, n, a + uint64_t(t + r) * p.N + tile * kTileN);
+  });
+}
+
+}  // namespace lily::cpu::LILY_CPU_NS
