@@ -1,5 +1,5 @@
 // The matrix product of prefill on tiles, with the sums of gemm_tile.hpp: y[t][n] for up to 64 outputs and a panel of rows.
-// A = weights, 32 outputs x 512 of K dequantised to bf16 where they lie (first-level cache, no transposition: a look-up of 16 values
+// A = weights, 32 outputs x 256 of K dequantised to bf16 where they lie (first-level cache, no transposition: a look-up of 16 values
 // per group); B = rows, packed once for all outputs of a range as pairs of k (second-level cache); C = two by two tiles of sums, in
 // memory between the steps of K.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-constexpr uint32_t kStepK = 512;                // depth that is dequantised at once
+constexpr uint32_t kStepK = 256;                // depth that is dequantised at once
 constexpr uint32_t kBlockN = 32, kBlockT = 32;  // outputs and rows of the tiles that are summed at once
 constexpr uint32_t kPanelValues = 512 * 1024;   // bf16 values of packed rows: 1 MiB
 
@@ -51,69 +51,111 @@ LILY_INLINE __m512i code_table(float scale, float bias) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int(0xffff0000u)), up, _mm512_srli_epi32(up, 16), 0xca);
 }
 
-// Scales or biases of up to eight groups as floats.
+// Scales or biases of some groups as floats, sixteen at a time.
 LILY_INLINE void group_values(const uint8_t* p, uint32_t groups, float* out) {
-  uint8_t part[16] = {};
-  if (groups < 8) {
-    std::memcpy(part, p, 2 * groups);
-    p = part;
+  for (uint32_t g = 0; g < groups; g += 16, p += 32) {
+    const __mmask16 mask = groups - g >= 16 ? __mmask16(0xffff) : __mmask16((1u << (groups - g)) - 1);
+    store(out + g, from_bits(shl<16>(U{_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p))})));
   }
-  store(out, from_bits(shl<16>(U{_mm512_cvtepu16_epi32(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))})));
 }
 
 // Where row i of a block of outputs goes: tiles [k/32][2][16 outputs][32 of k].
 LILY_INLINE uint32_t* tile_row(uint32_t* a, uint32_t k, uint32_t i) { return a + (k / 32 * 2 + i / 16) * kTileWords + i % 16 * 16; }
 
-// Codes of 4 bits in groups of 64: k in [k0, k0 + kn) of row r as row i of the block.
-LILY_INLINE void dequantise_row4(const Weight& w, uint64_t r, uint32_t k0, uint32_t kn, uint32_t i, uint32_t* a) {
+// Some rows of a weight and a range of their columns. Rows past the last one that exists repeat it.
+struct Patch {
+  const Weight* w;
+  uint64_t first;
+  uint32_t last, rows, k, columns;  // last: relative to the first
+  uint64_t row(uint32_t i) const { return first + smaller(i, last); }
+};
+
+constexpr uint32_t kFillRows = 4;  // rows of a patch that are dequantised at once, at most
+
+// Rows [from, to) with codes of 4 bits in groups of 64. Meanwhile the same rows of the next block are fetched.
+LILY_INLINE void dequantise4(const Patch& p, uint32_t from, uint32_t to, uint32_t* a) {
   // word j of a 128-bit part takes byte j/2 of its four twice; the code is then moved to bits 1..4 of the word, which choose a word of the table
   const __m512i doubled = _mm512_set_epi64(0x0f0f0f0f0e0e0e0ell, 0x0d0d0d0d0c0c0c0cll, 0x0b0b0b0b0a0a0a0all, 0x0909090908080808ll, 0x0707070706060606ll,
                                            0x0505050504040404ll, 0x0303030302020202ll, 0x0101010100000000ll);
   const __m512i shift = _mm512_set1_epi32(0x00030007);
-  const uint8_t *codes = w.row(r) + k0 / 2, *ahead = codes + kBlockN * w.row_bytes;
-  alignas(64) float scale[16], bias[16];
-  group_values(w.row_scales(r) + k0 / 32, kn / 64, scale);
-  group_values(w.row_biases(r) + k0 / 32, kn / 64, bias);
-  for (uint32_t k = 0; k < kn; k += 64, codes += 32) {
-    const __m512i table = code_table(scale[k / 64], bias[k / 64]);
-    if (k % 128 == 0) __builtin_prefetch(ahead + k / 2, 0, 2);
-    LILY_UNROLL for (uint32_t h = 0; h < 2; h++) {
-      const __m512i c = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * h))), doubled);
-      _mm512_store_si512(tile_row(a, k + 32 * h, i), _mm512_permutexvar_epi16(_mm512_srlv_epi16(c, shift), table));
+  const Weight& w = *p.w;
+  const uint32_t groups = p.columns / 64;
+  // first all scales and biases, which the rows below then read without waiting
+  alignas(64) float scale[kFillRows][round_up(kStepK / 64, 16)], bias[kFillRows][round_up(kStepK / 64, 16)];
+  for (uint32_t i = from; i < to; i++) {
+    const uint8_t *scales = w.row_scales(p.row(i)) + p.k / 32, *biases = w.row_biases(p.row(i)) + p.k / 32;
+    group_values(scales, groups, scale[i - from]);
+    group_values(biases, groups, bias[i - from]);
+    __builtin_prefetch(scales + kBlockN * 2 * w.groups, 0, 2);
+    __builtin_prefetch(biases + kBlockN * 2 * w.groups, 0, 2);
+  }
+  __asm__ volatile("" ::: "memory");  // they are broadcast from memory: a load each instead of shuffles
+  for (uint32_t i = from; i < to; i++) {
+    const uint8_t *codes = w.row(p.row(i)) + p.k / 2, *ahead = codes + kBlockN * w.row_bytes;
+    const float *s = scale[i - from], *b = bias[i - from];
+    uint32_t* out = tile_row(a, 0, i);
+    auto group = [&](uint32_t g) __attribute__((always_inline)) {
+      const __m512i table = code_table(s[g], b[g]);
+      LILY_UNROLL for (uint32_t h = 0; h < 2; h++) {
+        const __m512i c = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 32 * g + 16 * h))), doubled);
+        _mm512_store_si512(out + (2 * g + h) * 2 * kTileWords, _mm512_permutexvar_epi16(_mm512_srlv_epi16(c, shift), table));
+      }
+    };
+    uint32_t g = 0;
+    for (; g + 4 <= groups; g += 4, codes += 128, ahead += 128, s += 4, b += 4, out += 16 * kTileWords) {
+      __builtin_prefetch(ahead, 0, 2);
+      __builtin_prefetch(ahead + 64, 0, 2);
+      LILY_UNROLL for (uint32_t j = 0; j < 4; j++) group(j);
     }
+    for (uint32_t j = 0; g + j < groups; j++) group(j);
   }
 }
 
-// Any format, 16 values at a time.
-static void dequantise_row(const Weight& w, uint64_t r, uint32_t k0, uint32_t kn, uint32_t i, uint32_t* a) {
+// Rows [from, to) of any format, 16 values at a time.
+static void dequantise_any(const Patch& p, uint32_t from, uint32_t to, uint32_t* a) {
+  const Weight& w = *p.w;
   const CodeReader reader(w.fmt.kind == LILY_W_AFFINE ? w.fmt.bits : 8);
-  for (uint32_t k = 0; k < kn; k += 16) {
-    const uint32_t j = k0 + k;
-    V v;
-    if (w.fmt.kind == LILY_W_AFFINE) {
-      const uint32_t at = j / w.fmt.group * 2;
-      const V q = w.fmt.bits == 8 ? to_float(load_u8(w.row(r) + j)) : reader.read(w.row(r), w.row_bytes, j);
-      v = fma(splat(bf16_at(w.row_scales(r) + at)), q, splat(bf16_at(w.row_biases(r) + at)));
-    } else if (w.fmt.kind == LILY_W_F32) {
-      v = from_bits(loadu(w.row(r) + uint64_t(j) * 4));
-    } else {
-      v = w.fmt.kind == LILY_W_BF16 ? load_bf16(w.row(r) + uint64_t(j) * 2) : load_f16(w.row(r) + uint64_t(j) * 2);
+  for (uint32_t i = from; i < to; i++) {
+    const uint64_t r = p.row(i);
+    for (uint32_t k = 0; k < p.columns; k += 16) {
+      const uint32_t j = p.k + k;
+      V v;
+      if (w.fmt.kind == LILY_W_AFFINE) {
+        const uint32_t at = j / w.fmt.group * 2;
+        const V q = w.fmt.bits == 8 ? to_float(load_u8(w.row(r) + j)) : reader.read(w.row(r), w.row_bytes, j);
+        v = fma(splat(bf16_at(w.row_scales(r) + at)), q, splat(bf16_at(w.row_biases(r) + at)));
+      } else if (w.fmt.kind == LILY_W_F32) {
+        v = from_bits(loadu(w.row(r) + uint64_t(j) * 4));
+      } else {
+        v = w.fmt.kind == LILY_W_BF16 ? load_bf16(w.row(r) + uint64_t(j) * 2) : load_f16(w.row(r) + uint64_t(j) * 2);
+      }
+      store(reinterpret_cast<Bf16*>(tile_row(a, k, i)) + k % 32, v);
     }
-    store(reinterpret_cast<Bf16*>(tile_row(a, k, i)) + k % 32, v);
   }
 }
 
-// Outputs n0..n0+32 of a column, k in [k0, k0 + kn). Rows past the last output repeat it; a whole tile past it is left alone.
-static void dequantise_block(const Column& column, uint32_t n0, uint32_t k0, uint32_t kn, uint32_t* a) {
-  const uint32_t rows = column.n - n0 > kTileRows ? kBlockN : kTileRows;
-  for (uint32_t i = 0; i < rows; i++) {
-    const uint64_t r = column.first + smaller(n0 + i, column.n - 1);
-    if (column.w->fast(4))
-      dequantise_row4(*column.w, r, k0, kn, i, a);
+// Dequantises a patch a few rows at a time, between the tile products of the patch before it: vector and tile units work side by side.
+class Fill {
+ public:
+  Fill(const Patch& patch, uint32_t* a) : patch_(patch), a_(a) {}
+  __attribute__((noinline)) void some(uint32_t rows) {
+    if (done_ >= patch_.rows) return;
+    const uint32_t to = smaller(done_ + rows, patch_.rows);
+    if (patch_.w->fast(4))
+      dequantise4(patch_, done_, to, a_);
     else
-      dequantise_row(*column.w, r, k0, kn, i, a);
+      dequantise_any(patch_, done_, to, a_);
+    done_ = to;
   }
-}
+  void all() {
+    while (done_ < patch_.rows) some(kFillRows);
+  }
+
+ private:
+  const Patch patch_;
+  uint32_t* const a_;
+  uint32_t done_ = 0;
+};
 
 // Tiles 0-3: sums of output tile n and row tile t in 2n + t; 4 and 5: weights; 6 and 7: rows.
 template <uint32_t N, uint32_t T> LILY_INLINE void zero_sums() {
@@ -139,9 +181,10 @@ struct TileStep {
   const uint32_t *a, *b;  // tiles in steps of two
   uint32_t depth;         // tiles of k
   bool first, last, kept;  // kept: the registers hold the sums from one step of K to the next
+  uint32_t fill;          // rows of the next patch for each tile of k
 };
 
-template <uint32_t N, uint32_t T> static void multiply_tiles(const TileStep& s, float* c) {
+template <uint32_t N, uint32_t T> static void multiply_tiles(const TileStep& s, float* c, Fill& next) {
   if (s.first)
     zero_sums<N, T>();
   else if (!s.kept)
@@ -160,6 +203,7 @@ template <uint32_t N, uint32_t T> static void multiply_tiles(const TileStep& s, 
       tile_multiply<2, 5, 6>();
     }
     if constexpr (N > 1 && T > 1) tile_multiply<3, 5, 7>();
+    next.some(s.fill);
   }
   if (s.last || !s.kept) store_sums<N, T>(c);
 }
@@ -172,29 +216,33 @@ LILY_INLINE void spread_sums(const float* c, float* acc) {
   for (uint32_t i = 0; i < 16; i++) store(acc + i * kTileN, from_bits(v[i]));
 }
 
-// acc[r][0..64) = row r of the panel times the outputs of a column.
-static void tile_column_product(const Column& column, const Panel& x, float* acc) {
-  alignas(64) uint32_t a[kBlockN * kStepK / 2];
+struct TileScratch {
+  alignas(64) uint32_t a[2][kBlockN * kStepK / 2];
   alignas(64) float c[kPassRows / kBlockT * 4 * kTileWords];
-  const uint32_t K = column.w->K, blocks = x.blocks();
-  for (uint32_t n0 = 0; n0 < column.n; n0 += kBlockN) {
-    const bool narrow = column.n - n0 <= kTileRows;
-    for (uint32_t k0 = 0; k0 < K; k0 += kStepK) {
-      const uint32_t kn = smaller(kStepK, K - k0);
-      dequantise_block(column, n0, k0, kn, a);
-      for (uint32_t b = 0; b < blocks; b++) {
-        const TileStep step{a, x.tile(b, k0 / 32), kn / 32, k0 == 0, k0 + kn == K, blocks == 1};
-        float* sums = c + b * 4 * kTileWords;
-        if (narrow)
-          x.single(b) ? multiply_tiles<1, 1>(step, sums) : multiply_tiles<1, 2>(step, sums);
-        else
-          x.single(b) ? multiply_tiles<2, 1>(step, sums) : multiply_tiles<2, 2>(step, sums);
-      }
-    }
-    for (uint32_t b = 0; b < blocks; b++)
-      for (uint32_t i = 0; i < 4; i++)
-        if ((i < 2 || !narrow) && (i % 2 == 0 || !x.single(b))) spread_sums(c + (b * 4 + i) * kTileWords, acc + (b * kBlockT + i % 2 * 16) * kTileN + n0 + i / 2 * 16);
+};
+
+// One step of K of one block of 32 outputs for all rows of a panel, filling the next patch meanwhile.
+static void multiply_patch(const Patch& p, const uint32_t* a, const Panel& x, float* c, Fill& next) {
+  const uint32_t blocks = x.blocks(), depth = p.columns / 32;
+  const bool narrow = p.rows <= kTileRows;
+  TileStep step{a, nullptr, depth, p.k == 0, p.k + p.columns == p.w->K, blocks == 1, smaller(kFillRows, (kBlockN + depth * blocks - 1) / (depth * blocks))};
+  for (uint32_t b = 0; b < blocks; b++) {
+    step.b = x.tile(b, p.k / 32);
+    float* sums = c + b * 4 * kTileWords;
+    if (narrow)
+      x.single(b) ? multiply_tiles<1, 1>(step, sums, next) : multiply_tiles<1, 2>(step, sums, next);
+    else
+      x.single(b) ? multiply_tiles<2, 1>(step, sums, next) : multiply_tiles<2, 2>(step, sums, next);
   }
+  next.all();
+}
+
+// The finished sums of a block of outputs into acc[row][64], from output n0 of the tile.
+static void spread_patch(const Patch& p, const Panel& x, const float* c, uint32_t n0, float* acc) {
+  const bool narrow = p.rows <= kTileRows;
+  for (uint32_t b = 0; b < x.blocks(); b++)
+    for (uint32_t i = 0; i < 4; i++)
+      if ((i < 2 || !narrow) && (i % 2 == 0 || !x.single(b))) spread_sums(c + (b * 4 + i) * kTileWords, acc + (b * kBlockT + i % 2 * 16) * kTileN + n0 + i / 2 * 16);
 }
 
 }  // namespace lily::cpu::LILY_CPU_NS
