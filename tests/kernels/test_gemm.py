@@ -54,6 +54,16 @@ def test_gemm_reads_every_format(form, storage, isa):
 
 
 @isa
+@storage
+@pytest.mark.parametrize("K", [16, 48, 80, 272])
+def test_half_a_block_of_k_counts_as_far_as_it_goes(K, storage, isa):
+    rng = np.random.default_rng(K)
+    w = weight(rng, 50, K, "bf16")
+    x = act(rng.normal(0, 1, (37, K)), storage)
+    close(run_gemm(w, x, storage, isa), gemm(act_values(x), w.rounded(storage)))
+
+
+@isa
 @pytest.mark.parametrize("form", FAST + OTHER)
 def test_gemm_reads_weights_at_odd_addresses(form, isa):
     rng = np.random.default_rng(2)

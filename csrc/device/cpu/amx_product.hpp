@@ -26,15 +26,16 @@ struct Panel {
 
   void pack(const RowSource<Bf16>& x, uint32_t t0, uint32_t count) {
     rows = count;
-    depth = uint32_t(x.K / 32);
+    depth = uint32_t((x.K + 31) / 32);
     for (uint32_t r = 0; r < count; r += kTileRows) {
       uint32_t* out = word + (uint64_t(r / kBlockT) * depth * 2 + r / kTileRows % 2) * kTileWords;
       for (uint32_t k = 0; k < depth; k++, out += 2 * kTileWords) {
+        const __mmask16 real = 32 * k + 32 <= x.K ? 0xffff : 0x00ff;  // K is a multiple of 16: the last tile may be half a one
         U v[16];
         for (uint32_t i = 0; i < 16; i++) {
           const Bf16* row = x.row(t0 + smaller(r + i, count - 1)) + 32 * k;
           __builtin_prefetch(row + 64, 0, 2);
-          v[i] = r + i < count ? loadu(row) : splatu(0);
+          v[i] = {_mm512_maskz_loadu_epi32(r + i < count ? real : __mmask16(0), row)};
         }
         transpose16(v);
         for (uint32_t i = 0; i < 16; i++) _mm512_store_si512(out + 16 * i, v[i].v);
@@ -131,6 +132,7 @@ static void dequantise_any(const Patch& p, uint32_t from, uint32_t to, uint32_t*
       }
       store(reinterpret_cast<Bf16*>(tile_row(a, k, i)) + k % 32, v);
     }
+    if (p.columns % 32) store(reinterpret_cast<Bf16*>(tile_row(a, p.columns, i)) + 16, zero());
   }
 }
 
@@ -223,7 +225,7 @@ struct TileScratch {
 
 // One step of K of one block of 32 outputs for all rows of a panel, filling the next patch meanwhile.
 static void multiply_patch(const Patch& p, const uint32_t* a, const Panel& x, float* c, Fill& next) {
-  const uint32_t blocks = x.blocks(), depth = p.columns / 32;
+  const uint32_t blocks = x.blocks(), depth = (p.columns + 31) / 32;
   const bool narrow = p.rows <= kTileRows;
   TileStep step{a, nullptr, depth, p.k == 0, p.k + p.columns == p.w->K, blocks == 1, smaller(kFillRows, (kBlockN + depth * blocks - 1) / (depth * blocks))};
   for (uint32_t b = 0; b < blocks; b++) {

@@ -264,10 +264,11 @@ static void tile_product(const Column* columns, uint32_t count, const RowSource<
       __builtin_prefetch(row + kTileK, 0, 2);
       __builtin_prefetch(row + kTileK + 32, 0, 2);
       for (uint32_t j = 0; j < kn; j += 16) store(panel + r * kTileK + j, load(row + j));
+      if (kn % 32) store(panel + r * kTileK + kn, zero());  // K is a multiple of 16: the last block may be half a one
     }
     for (uint32_t i = 0; i < count; i++) {
       dequantise<Act>(columns[i], k, kn, words[i], wt);
-      multiply_tile<Act>(columns[i].n, rows, acc + i * kAccFloats, panel, wt, kn);
+      multiply_tile<Act>(columns[i].n, rows, acc + i * kAccFloats, panel, wt, round_up(kn, 32));
     }
   }
 }
