@@ -237,14 +237,29 @@ def test_a_model_beyond_the_memory_limit_is_refused_with_numbers():
     load(MOE, memory_limit=error.needed).close()
 
 
+def test_where_memory_is_short_a_prompt_is_read_in_smaller_chunks():
+    ids = np.random.default_rng(3).integers(0, 500, 1500).tolist()
+    with load(DENSE) as loaded:
+        usual = loaded.prefill(ids)
+        memory = loaded.memory()
+        with load(DENSE, memory_limit=memory.total - memory.workspace * 3 // 4) as small:
+            session = small.prefill(ids)
+            assert small.memory().workspace <= memory.workspace // 2
+            assert small._native.chunk == loaded._native.chunk == 2048
+            assert_same(everything(session), everything(usual))
+            assert (small.score(ids[:900]).logprobs == loaded.score(ids[:900]).logprobs).all()
+
+
 def test_a_request_beyond_the_memory_limit_leaves_the_model_usable():
     """Room for keys and values of 2,048 tokens: the next growth step takes more than all spare states together."""
     ids = [7] * 3000
     with load(DENSE) as loaded:
+        loaded._native.set_chunk(512)
         loaded.prefill(ids[:2000]).generate(max_tokens=8, **GREEDY)
         limit = loaded.memory().total + 200_000
         answer = loaded.generate(ids[:2000], max_tokens=60, **GREEDY).tokens
         with load(DENSE, memory_limit=limit) as small:
+            small._native.set_chunk(512)
             session = small.prefill(ids[:600])
             with pytest.raises(lily.OutOfMemoryError) as caught:
                 session.append(ids[600:])

@@ -186,6 +186,7 @@ void define_testing(nb::module_& m) {
     return d;
   }, "model"_a);
   t.def("instruction_sets", [] { return cpu_instruction_sets(); });
+  t.def("variants", [] { return cpu_variants(); });
   t.def("kernels", [] { return cpu_kernel_names(); });
   t.def("run_kernel", &run_kernel, "name"_a, "isa"_a, "storage"_a, "args"_a, "buffers"_a, "begin"_a, "end"_a);
 }

@@ -62,6 +62,21 @@ void Engine::set_chunk(uint32_t rows) {
   chunk_ = rows;
 }
 
+uint32_t Engine::fitting_chunk(size_t tokens, size_t rows) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Arenas grow by doubling from four blocks.
+  const uint64_t blocks = std::bit_ceil(std::max<uint64_t>(4, (tokens + rows + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK));
+  const uint64_t arenas = blocks * LILY_KV_BLOCK * model_->kv_bytes_per_token(), grown = budget_->used(MemoryKind::kv);
+  const uint64_t request = 8ull * (model_->spec.vocab_size + chunk_) + 16384;  // ids, logits, settings
+  const uint64_t kept = request + 3 * model_->state.bytes + (arenas > grown ? arenas - grown : 0);
+  uint32_t chunk = chunk_;
+  for (; chunk > 16; chunk = (chunk + 1) / 2) {
+    const uint64_t held = workspace_ ? workspace_->bytes() : 0, needed = ready({ProgramKey::prefill, row_bucket(uint32_t(std::min<size_t>(rows, chunk)), chunk)}).workspace;
+    if (needed <= held || needed - held + kept <= budget_->limit() - budget_->used()) break;
+  }
+  return chunk;
+}
+
 void Engine::set_schedule(const Schedule& schedule) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   schedule_ = schedule;

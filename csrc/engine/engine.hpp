@@ -38,6 +38,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint32_t max_context() const { return model_->spec.max_context; }
   uint32_t chunk() const { return chunk_; }
   const Policy& policy() const { return policy_; }
+  // Rows to read at once of `rows` more after `tokens`: chunk(), halved until its workspace fits in the budget beside the keys and values of all of them.
+  // The numbers do not depend on it.
+  uint32_t fitting_chunk(size_t tokens, size_t rows);
   void set_chunk(uint32_t rows);
   void set_schedule(const Schedule& schedule);
   MemoryReport memory() const;
@@ -85,7 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<TimedProgram> stop_clock();  // InvalidArgument when none runs
 
   static uint32_t row_bucket(uint32_t rows, uint32_t chunk);
-  static constexpr uint32_t kDefaultChunk = 512;
+  static constexpr uint32_t kDefaultChunk = 2048;  // every sweep over the weights serves so many rows
 
  private:
   Engine();

@@ -45,6 +45,10 @@ class MemoryBudget {
     std::lock_guard<std::mutex> lock(mutex_);
     return used_[int(kind)];
   }
+  uint64_t used() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return total();
+  }
   uint64_t limit() const { return limit_; }
 
  private:

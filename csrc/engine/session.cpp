@@ -134,7 +134,8 @@ std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vec
 void Session::read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
                    const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks) {
   const Model& model = engine_->model();
-  const uint32_t chunk = engine_->chunk();
+  const uint32_t room = rows_out ? uint32_t(rows_out->bytes() / (uint64_t(model.spec.hidden_size) * 4)) : UINT32_MAX;
+  const uint32_t chunk = std::min(engine_->fitting_chunk(consumed_, n), room);
   tokens_.reserve(tokens_.size() + n + 1);
   origins_.reserve(origins_.size() + n + 1);
   if (pending()) consume_pending(engine_->request_buffer(uint64_t(model.spec.vocab_size) * 4), interrupt);
@@ -312,7 +313,7 @@ void Session::append_rows(const int32_t* ids, size_t n, Rows mode, float* out, c
   check_ids(ids, n);
   const Model& model = engine_->model();
   const uint64_t V = model.spec.vocab_size, H = model.spec.hidden_size;
-  const uint32_t chunk = engine_->chunk();
+  const uint32_t chunk = engine_->fitting_chunk(consumed_, n);
   BufferPtr rows_out = engine_->request_buffer(uint64_t(Engine::row_bucket(uint32_t(std::min<size_t>(chunk, n)), chunk)) * H * 4);
   BufferPtr head_step = engine_->request_buffer(sizeof(LilyStep));
   bool score = mode == Rows::score;

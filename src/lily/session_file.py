@@ -29,7 +29,7 @@ VERSION = 1
 PART = ".part"  # ends the names of files that are being written
 _SAMPLE_BYTES = 4096  # of each tensor enter the digest of a model: reading all of 20 GB would take longer than the session saves
 _CRC_CHUNK = 1 << 24
-_SAME_BITS = {"avx2": "x86-fma", "avx512": "x86-fma"}
+_SAME_BITS = {"amx": "x86-fma", "amx-emulated": "x86-fma", "avx2": "x86-fma", "avx512": "x86-fma"}
 _DTYPES = {"<i4": "I32", "|u1": "U8"}
 
 

@@ -115,6 +115,14 @@ def isas() -> list[str]:
     return _native.testing.instruction_sets() + (["sim"] if os.environ.get("LILY_SIM") else [])
 
 
+@lru_cache
+def variants() -> list[str]:
+    """The same with the emulated form of AMX where there is AVX-512."""
+    from lily import _native
+
+    return _native.testing.variants() + (["sim"] if os.environ.get("LILY_SIM") else [])
+
+
 def affordable(isa: str, rows: int, keys: int = 100) -> bool:
     """Whether a case is run here: the simulator takes tens of seconds for many rows, so LILY_SIM_LONG (set by .ci/soak) decides."""
     return isa != "sim" or rows * keys <= 5_000 or bool(os.environ.get("LILY_SIM_LONG"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import act, act_values, isas, make, run, step
+from harness import act, act_values, isas, make, run, step, variants
 from reference_linear import normed, ssq
 from reference_moe import moe_combine_rows, moe_down, moe_gate_up, moe_gate_up_rows, moe_gemm_rows, moe_gemv, moe_group, moe_topk_rows
 from weights import blocks, close, weight
@@ -11,6 +11,7 @@ STORAGES = ["bfloat16", "float32"]
 EPS = 1e-6
 isa = pytest.mark.parametrize("isa", isas())
 on_cpu = pytest.mark.parametrize("isa", [i for i in isas() if i != "sim"])
+rows_isa = pytest.mark.parametrize("isa", variants())
 storage = pytest.mark.parametrize("storage", STORAGES)
 shapes = pytest.mark.parametrize("E,k", [(16, 4), (256, 8)])
 forms = pytest.mark.parametrize("forms", [("4g64", "4g64"), ("8g64", "4g64"), ("5g32", "bf16")])
@@ -266,7 +267,7 @@ def test_group_sorts_by_expert_then_row(T, E, k, isa):
     assert (slot_of[T:] == 7777777).all()
 
 
-@isa
+@rows_isa
 @storage
 @forms
 @pytest.mark.parametrize("T", [1, 7, 65])
@@ -294,24 +295,42 @@ def test_grouped_products(T, forms, storage, isa):
         assert (run_gate_up_rows(gate, up, E, offsets, slot_row, x, storage, isa, tile_rows=32) == a).all()
 
 
-def test_a_slot_does_not_depend_on_how_many_rows_its_expert_got():
+@rows_isa
+def test_a_slot_does_not_depend_on_how_many_rows_its_expert_got(isa):
     rng = np.random.default_rng(5)
     E, N, K, T = 4, 70, 128, 700
     w, up = weight(rng, E * N, K), weight(rng, E * N, K)
     x = act(rng.normal(0, 1, (T, K)), "bfloat16")
     rows = np.arange(T, dtype=np.uint32)
     offsets = np.array([0, 0, 0, T, T], np.uint32)
-    every = run_gemm_rows(w, E, offsets, rows, x, "bfloat16")
-    fused = run_gate_up_rows(w, up, E, offsets, rows, x, "bfloat16")
+    every = run_gemm_rows(w, E, offsets, rows, x, "bfloat16", isa)
+    fused = run_gate_up_rows(w, up, E, offsets, rows, x, "bfloat16", isa)
     for t in (0, 63, 255, 256, 699):
         one = np.array([0, 0, 0, 1, 1], np.uint32)
-        assert (run_gemm_rows(w, E, one, rows[t : t + 1].copy(), x, "bfloat16") == every[t]).all()
-        assert (run_gate_up_rows(w, up, E, one, rows[t : t + 1].copy(), x, "bfloat16") == fused[t]).all()
+        assert (run_gemm_rows(w, E, one, rows[t : t + 1].copy(), x, "bfloat16", isa) == every[t]).all()
+        assert (run_gate_up_rows(w, up, E, one, rows[t : t + 1].copy(), x, "bfloat16", isa) == fused[t]).all()
     # and a grouped product has the bits of a dense one
     part = [b.reshape(E, N, -1)[2].copy() for b in w.buffers]
     dense = np.zeros((T, N), np.float32)
-    run("gemm", make("LilyGemmArgs", fmt=w.format, K=K, N=N, ldy=N), [step(rows=T), x, dense, *part], blocks(N, 64))
+    run("gemm", make("LilyGemmArgs", fmt=w.format, K=K, N=N, ldy=N), [step(rows=T), x, dense, *part], blocks(N, 64), isa=isa)
     assert (dense == every).all()
+
+
+def test_grouped_products_agree_in_every_bit_on_x86():
+    x86 = [name for name in variants() if name in ("amx", "amx-emulated", "avx512", "avx2")]
+    if len(x86) < 2:
+        pytest.skip("needs AVX2 and AVX-512")
+    rng = np.random.default_rng(8)
+    E, k, N, K, T = 16, 4, 80, 1088, 90
+    gate, up = weight(rng, E * N, K), weight(rng, E * N, K)
+    x = act(rng.normal(0, 1, (T, K)), "bfloat16")
+    ids = np.argsort(rng.random((T, E)) + np.arange(E) * 0.05, axis=1)[:, :k].astype(np.uint32)
+    offsets, slot_row, _ = run_group(ids, E)
+    product = [run_gemm_rows(gate, E, offsets, slot_row, x, "bfloat16", name) for name in x86]
+    pair = [run_gate_up_rows(gate, up, E, offsets, slot_row, x, "bfloat16", name) for name in x86]
+    for other in range(1, len(x86)):
+        assert product[other].tobytes() == product[0].tobytes()
+        assert pair[other].tobytes() == pair[0].tobytes()
 
 
 def test_avx2_and_avx512_agree_in_every_bit():
