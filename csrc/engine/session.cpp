@@ -114,7 +114,7 @@ std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vec
 }  // namespace
 
 void Session::read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
-                   const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks) {
+                   const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks, bool keep_end) {
   const Model& model = engine_->model();
   const uint32_t chunk = engine_->chunk();
   tokens_.reserve(tokens_.size() + n + 1);
@@ -147,7 +147,7 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
     auto cancel = std::make_shared<std::atomic<bool>>(false);
     engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
-    commit_chunk(ids + begin, rows, out, passed, begin + rows == n || (!stops.empty() && stops.back().after == rows && stops.back().marked));
+    commit_chunk(ids + begin, rows, out, passed, (keep_end && begin + rows == n) || (!stops.empty() && stops.back().after == rows && stops.back().marked));
     begin += rows;
     if (progress) progress(begin, n);
   }
@@ -182,12 +182,12 @@ Session::View Session::view() const {
   return v;
 }
 
-void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks) {
+void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks, bool keep_end) {
   Busy busy(*this);
   check_ids(ids, n);
   for (size_t i = 0; i < marks.size(); i++)
     if (marks[i] < 1 || marks[i] >= n || (i && marks[i] <= marks[i - 1])) throw InvalidArgument("marks must be ascending numbers of ids between 1 and " + std::to_string(n - 1));
-  read(ids, n, progress, interrupt, nullptr, nullptr, marks);
+  read(ids, n, progress, interrupt, nullptr, nullptr, marks, keep_end);
 }
 
 void Session::keep_snapshot(uint32_t position, const StatePtr& state, bool marked) {

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lily.planning import Plan, plan
     from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
+    from lily.server import serve
     from lily.session import Session
     from lily.store import Reuse, SessionStore
     from lily.tokenizer import Tokenizer
@@ -69,6 +70,7 @@ _LAZY = {
     "devices": "device",
     "inspect": "inspection",
     "plan": "planning",
+    "serve": "server",
 }
 
 __all__ = [
@@ -109,6 +111,7 @@ __all__ = [
     "devices",
     "inspect",
     "plan",
+    "serve",
 ]
 
 

@@ -58,6 +58,11 @@ class ReplyParser:
         return self._state == self._thoughts
 
     @property
+    def settled(self) -> bool:
+        """Whether a call has just been read to its closing tag, and nothing behind it yet."""
+        return self._done > 0 and self._state == self._answer and not self._text_since_call
+
+    @property
     def reasoning(self) -> str:
         """All thoughts so far."""
         return self._reasoning
