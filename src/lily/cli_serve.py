@@ -15,7 +15,9 @@ _options = [
     click.option("--api-key", envvar="LILY_API_KEY", show_envvar=True, help="Asked of every request."),
     click.option("--cors-origin", "cors_origins", multiple=True, help="A web page's origin that may call; '*' for all."),
     click.option("--allowed-host", "allowed_hosts", multiple=True, help="A name under which the server may be called."),
-    click.option("--max-active", type=click.IntRange(1, 1024), default=16, show_default=True, help="Requests that take turns on the device."),
+    click.option(
+        "--max-active", type=click.IntRange(1, 1024), default=16, show_default=True, help="Requests that take turns on the device."
+    ),
     click.option("--max-queue", type=click.IntRange(0), default=128, show_default=True, help="Requests that may wait; one more gets 429."),
     click.option("--max-body-bytes", type=click.IntRange(1024), default=32 << 20, show_default=True, help="Of a request."),
     click.option("--drain-seconds", type=float, default=30.0, show_default=True, help="What SIGTERM leaves to running requests."),

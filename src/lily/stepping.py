@@ -65,10 +65,14 @@ class ChatSteps:
         self.prompt_ids = self._chat._rendering.ids
         self.prompt_text = self._chat._rendering.text
         self.prompt_tokens = len(self.prompt_ids)
-        _check_length(model, self.prompt_tokens)
+
+    def check_length(self) -> None:
+        """Raises `ContextOverflowError` when the context cannot hold the prompt."""
+        _check_length(self._model, self.prompt_tokens)
 
     def steps(self) -> Steps:
         """Raises what `chat` raises. Closing the generator stops the device; what was read is kept."""
+        self.check_length()
         chat = self._chat
         lease = self._model.sessions._lease(chat._rendering, reuse_generated=chat._reuse_generated)
 
@@ -88,10 +92,14 @@ class TextSteps:
         self._n = n
         self.prompt_ids = self._ids.tolist()
         self.prompt_tokens = len(self._ids)
-        _check_length(model, self.prompt_tokens)
+
+    def check_length(self) -> None:
+        """Raises `ContextOverflowError` when the context cannot hold the prompt."""
+        _check_length(self._model, self.prompt_tokens)
 
     def steps(self) -> Steps:
         """Raises what `generate` raises. Closing the generator stops the device; what was read is kept."""
+        self.check_length()
         lease = self._model.sessions._lease(_Plain(self.prompt_ids))  # type: ignore[arg-type]
         requests = [self._request.with_seed_of(i) for i in range(self._n)]
         yield from _steps(self._model, lease, requests, lambda run: run.answer())

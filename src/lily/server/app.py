@@ -20,11 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import lily
 from lily.model import Model
 from lily.server.chat_completions import chat_completions
+from lily.server.completions import completions
 from lily.server.errors import ApiError, api_error
 from lily.server.exchange import Server, json_response
+from lily.server.messages_api import count_tokens, messages
 from lily.server.metrics import CONTENT_TYPE
+from lily.server.responses import responses
 from lily.server.security import Gate
 from lily.server.settings import Settings
+from lily.server.tokenize import tokenize
 
 _log = logging.getLogger("lily.server")
 
@@ -33,6 +37,11 @@ def create_app(model: Model, settings: Settings) -> Starlette:
     """The application around a loaded model; `app.state.server` is what its endpoints share."""
     routes = [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+        Route("/v1/tokenize", tokenize, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", one_model, methods=["GET"]),
         Route("/health", health, methods=["GET"]),

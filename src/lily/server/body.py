@@ -47,9 +47,9 @@ async def json_object(request: Request, settings: Settings) -> dict[str, Any]:
 
 
 def checked(structure: type[T], value: dict[str, Any]) -> T:
-    """The object as a structure. Raises `ApiError` 400, naming the field."""
+    """The object as a structure; a field that is null was not given. Raises `ApiError` 400, naming the field."""
     try:
-        return msgspec.convert(value, structure)
+        return msgspec.convert({name: field for name, field in value.items() if field is not None}, structure)
     except msgspec.ValidationError as error:
         found = _AT.match(str(error))
         assert found is not None

@@ -43,8 +43,7 @@ async def chat_completions(request: Request) -> Response:
     strict_messages(body.messages)
     strict_tools(body.tools)
     options, n = chat_options(body, server), body.n or 1
-    server.scheduler.check()
-    prepared = await prepare(lambda: ChatSteps(server.model, body.messages, options, n))
+    prepared = await prepare(server, lambda: ChatSteps(server.model, body.messages, options, n))
     server.show_prompt(prepared.prompt_text)
     wanted = body.stream_options
     reply = ChatReply(

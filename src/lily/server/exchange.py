@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -32,6 +32,7 @@ class Prepared(Protocol):
 
     prompt_tokens: int
 
+    def check_length(self) -> None: ...
     def steps(self) -> Steps: ...
 
 
@@ -43,6 +44,10 @@ class Reply(Protocol):
     def closing(self) -> bytes: ...
     def failure(self, error: ApiError) -> bytes: ...
     def whole(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Prepared)
 
 
 class Server:
@@ -95,12 +100,24 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(encode(value), status, headers, "application/json")
 
 
-async def prepare(make: Callable[[], Any]) -> Any:
+async def in_thread(make: Callable[[], T]) -> T:
     """Render and tokenise in a thread, the event loop stays free. Raises `ApiError`."""
     try:
         return await asyncio.to_thread(make)
     except Exception as error:
         raise request_error(error) from error
+
+
+async def prepare(server: Server, make: Callable[[], P]) -> P:
+    """A request that may run: the server has place for it, and the context for its prompt. Raises `ApiError`."""
+    server.scheduler.check()
+
+    def checked() -> P:
+        prepared = make()
+        prepared.check_length()
+        return prepared
+
+    return await in_thread(checked)
 
 
 async def exchange(request: Request, prepared: Prepared, reply: Reply, *, stream: bool) -> Response:
