@@ -15,6 +15,7 @@ QUESTION = [{"role": "user", "content": "What is a young dog called?"}]
 @pytest.fixture(scope="module")
 def demo():
     with lily.Model.demo(progress=False) as model:
+        model._native.set_chunk(64)  # more borders for fewer tokens
         yield model
 
 
@@ -51,13 +52,13 @@ def test_a_text_in_steps_is_the_text_and_is_reused(demo):
 
 
 def test_a_long_prompt_is_read_chunk_by_chunk_with_the_bits_and_snapshots_of_one_call(demo):
-    ids = np.random.default_rng(1).integers(0, 6000, 1700).tolist()
+    ids = np.random.default_rng(1).integers(0, 6000, 300).tolist()
     demo.sessions.clear()
     plain = demo.prefill(ids)
     steps = TextSteps(demo, ids, {"max_tokens": 0}).steps()
     readings, _ = run(steps)
     chunk = demo._native.chunk
-    assert [reading.done for reading in readings] == [0, *range(chunk, 1700, chunk), 1700]
+    assert [reading.done for reading in readings] == [0, *range(chunk, 300, chunk), 300]
     stored = demo.sessions._newest()
     left, right = state(plain), state(stored)
     assert left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) for key in left)
@@ -65,7 +66,7 @@ def test_a_long_prompt_is_read_chunk_by_chunk_with_the_bits_and_snapshots_of_one
 
 
 def test_the_places_to_go_on_from_are_those_of_chat(demo):
-    messages = [{"role": "system", "content": "Be brief. " * 300}, *QUESTION, {"role": "assistant", "content": "A puppy."}, *QUESTION]
+    messages = [{"role": "system", "content": "Be brief. " * 60}, *QUESTION, {"role": "assistant", "content": "A puppy."}, *QUESTION]
     snapshots = []
     for ask in (lambda: demo.chat(messages, max_tokens=0), lambda: run(ChatSteps(demo, messages, {"max_tokens": 0}).steps())):
         demo.sessions.clear()
@@ -116,11 +117,13 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_work():
 
 
 def test_memory_that_runs_out_takes_stored_sessions_first():
-    with lily.Model.demo(progress=False, memory_limit=60 << 20) as model:
+    with lily.Model.demo(progress=False, memory_limit=28 << 20) as model:
+        model._native.set_chunk(64)
         model.sessions.budget = 1 << 40
-        for i in range(12):
-            ids = np.random.default_rng(i).integers(0, 6000, 1500).tolist()
+        for i in range(10):
+            ids = np.random.default_rng(i).integers(0, 6000, 200).tolist()
             assert run(TextSteps(model, ids, {"max_tokens": 2, "ignore_eos": True}).steps())[1][0][-1].usage.generated_tokens == 2
+        assert 0 < len(model.sessions) < 10
 
 
 def test_only_the_first_call_without_parallel_calls():

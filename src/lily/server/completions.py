@@ -49,16 +49,15 @@ async def completions(request: Request) -> Response:
 
 def _prompts(given: str | list[Any]) -> list[str | list[int]]:
     """One text or list of ids, or several."""
-    if isinstance(given, str):
-        return [given]
-    several = given if given and isinstance(given[0], (str, list)) else [given]
+    several = given if isinstance(given, list) and given and isinstance(given[0], (str, list)) else [given]
     if len(several) > MAX_PROMPTS:
         raise bad_request(f"has {len(several)} prompts, at most {MAX_PROMPTS} are taken", "prompt")
     for i, prompt in enumerate(several):
         path = f"prompt[{i}]" if several is given else "prompt"
-        if not prompt:
+        if prompt in ("", []):
             raise bad_request("is empty, expected at least one token", path)
-        if not isinstance(prompt, str) and not all(type(token) is int for token in prompt):
+        ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+        if not ids and not isinstance(prompt, str):
             raise bad_request("must be text or a list of token ids", path)
     return several
 
