@@ -25,6 +25,7 @@ from lily.server.errors import ApiError, api_error
 from lily.server.exchange import Server, json_response
 from lily.server.messages_api import count_tokens, messages
 from lily.server.metrics import CONTENT_TYPE
+from lily.server.pages import page
 from lily.server.responses import responses
 from lily.server.security import Gate
 from lily.server.settings import Settings
@@ -47,6 +48,8 @@ def create_app(model: Model, settings: Settings) -> Starlette:
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
+    if settings.page:
+        routes += [Route("/", page, methods=["GET"]), Route("/page/{name}", page, methods=["GET"])]
     middleware = [Middleware(_Counting)]
     if settings.cors_origins:
         # Outside the gate, so that its refusals can be read by the page that caused them.
