@@ -46,8 +46,6 @@ def command(model_options: list[Any], sampling_options: list[Any], load: Any) ->
         sampling = lily.Sampling(**{name: options.pop(name) for name in _SAMPLING})
         serving = {name: options.pop(name) for name in _OWN}
         with load({**options, "model": model}) as loaded:
-            where = f"http://{serving['host']}:{serving['port']}"
-            click.echo(f"Serving {loaded.source} at {where} (chat at {where}/, for clients {where}/v1); Ctrl-C ends.", err=True)
             run(loaded, sampling=sampling, **serving)
 
     for option in reversed([click.argument("model", required=False), *model_options[1:], *sampling_options, *_options]):

@@ -18,7 +18,7 @@ from lily.server.app import create_app
 from lily.server.settings import Settings
 
 _log = logging.getLogger("lily.server")
-_STOP_SECONDS = 3.0  # what Ctrl-C leaves to requests that are running
+_STOP_SECONDS = 2.0  # what Ctrl-C leaves to requests that are running
 
 
 class _Uvicorn(uvicorn.Server):
@@ -91,7 +91,8 @@ def serve(model: Model, **options: Any) -> None:
     settings = Settings(**options)
     with _listen(settings) as listening:
         server = _server(model, settings)
-        _log.info("serving %s at %s", model.source, _url(settings, listening))
+        url = _url(settings, listening)
+        _log.info("serving %s at %s (a chat at %s/, for clients %s/v1); Ctrl-C ends", model.source, url, url, url)
         try:
             server.run(sockets=[listening])
         finally:
