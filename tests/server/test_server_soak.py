@@ -266,14 +266,14 @@ def thread_seconds(thread):
 
 def test_the_cost_of_a_streamed_token():
     """CPU of the whole process for a stream, less that of the same steps without a server; and of the event loop alone."""
-    tokens = 2000
+    tokens = 3000
     model = scripted(" words", repeat=True, max_context=tokens + 500)  # an event for each token
     options = {"enable_thinking": False, "max_tokens": tokens}
     body = {"messages": USER, "stream": True, **options}
     differences = []
     with Background(model) as server:
         stream_elsewhere(server, body | {"max_tokens": 20})
-        for _ in range(5):
+        for _ in range(9):
             model.sessions.clear()
             begun = time.process_time()
             steps = sum(isinstance(step, Piece) for step in ChatSteps(model, USER, options).steps())

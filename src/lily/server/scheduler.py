@@ -20,6 +20,8 @@ from lily.stepping import Reading, Steps
 
 _log = logging.getLogger("lily.server")
 
+_GAP_SECONDS = 0.02
+
 
 class Job:
     """A request on the way through the scheduler, and the items that it has produced.
@@ -42,14 +44,21 @@ class Job:
         self.over = False
         self._error: BaseException | None = None
 
-    async def batches(self) -> AsyncIterator[list[Any]]:
-        """The items as they come, all that are there at a time. Raises what the request raised."""
+    async def batches(self, gap_seconds: float = _GAP_SECONDS) -> AsyncIterator[list[Any]]:
+        """The items as they come, all that are there at a time. Raises what the request raised.
+
+        Two batches are `gap_seconds` apart at least: waking up and sending cost the same for one token and for several.
+        """
+        last = 0.0
         while True:
+            if (left := last + gap_seconds - time.monotonic()) > 0 and not self.over:
+                await asyncio.sleep(left)
             over = self.over  # before the items are looked at: none come after it was set
             batch = []
             while self._items:
                 batch.append(self._items.popleft())
             if batch:
+                last = time.monotonic()
                 yield batch
             if over:
                 if self._error is not None:
