@@ -126,6 +126,14 @@ def test_memory_that_runs_out_takes_stored_sessions_first():
         assert 0 < len(model.sessions) < 10
 
 
+def test_memory_that_nothing_can_make_is_an_error_and_the_model_works():
+    with lily.Model.demo(progress=False, memory_limit=28 << 20) as model:
+        model._native.set_chunk(64)
+        with pytest.raises(lily.OutOfMemoryError):
+            run(TextSteps(model, [5] * 30_000, {}).steps())
+        assert run(TextSteps(model, [5] * 100, {"max_tokens": 2, "ignore_eos": True}).steps())[1][0][-1].usage.generated_tokens == 2
+
+
 def test_only_the_first_call_without_parallel_calls():
     def get_time(city: str):
         """The time."""

@@ -16,7 +16,7 @@ from lily.chat import _Chat
 from lily.errors import ContextOverflowError, OutOfMemoryError
 from lily.generation import Run
 from lily.results import Chunk, MessageDelta
-from lily.store import Lease
+from lily.store import Lease, SessionStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -161,7 +161,17 @@ def _read(model: Model, lease: Lease) -> Iterator[Reading]:
         try:
             native.append(ids[done:end], None, [mark for mark in inside if mark < end - done], keep_end)
         except OutOfMemoryError:
-            if not model.sessions._evict_one():
+            if not _give_one_up(model.sessions):
                 raise
             continue
         yield Reading(end, total, reused)
+
+
+def _give_one_up(sessions: SessionStore) -> bool:
+    """Let the store drop what it used least recently; False when it holds nothing."""
+    if not len(sessions):
+        return False
+    budget = sessions.budget
+    sessions.budget = max(0, sessions.nbytes - 1)
+    sessions.budget = budget
+    return True

@@ -7,6 +7,7 @@ import json
 import pytest
 from wire import USER, events, joined, post, whole
 
+import lily
 from lily.testing import scripted
 
 TOOL = {
@@ -134,6 +135,17 @@ def test_the_fields_of_sampling_reach_the_device(serving):
     client = serving(forbidden)
     assert post(client, max_tokens=4, presence_penalty=30).json()["choices"][0]["message"]["content"] != "a a a a"
     assert post(client, max_tokens=4, temperature=50, top_k=1).json()["choices"][0]["message"]["content"] == "a a a a"
+
+
+def test_what_a_request_leaves_open_is_the_servers_then_the_checkpoints(serving):
+    config = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    client = serving(scripted("a b", generation_config=config), sampling=lily.Sampling(temperature=0.5))
+    ask = {"input": "2+2?", "reasoning": {"effort": "none"}}
+    for given, used in (({}, (0.5, 0.95)), ({"temperature": 0}, (0, 0.95)), ({"top_p": 0.5}, (0.5, 0.5))):
+        answer = post(client, "/v1/responses", **ask, **given).json()
+        assert (answer["temperature"], answer["top_p"]) == used
+    listed = client.get("/v1/models").json()["data"][0]["sampling"]
+    assert listed == {"temperature": 0.5, "top_p": 0.95, "top_k": 20}
 
 
 def test_both_limits_work_and_the_new_one_wins(serving):
