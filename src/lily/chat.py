@@ -162,7 +162,9 @@ class _Chat:
             logprobs += chunk.logprobs or []
             pieces = parser.push(chunk.text)
             if chunk.finish_reason is None:
-                yield MessageDelta(pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs, thinking=thinking)
+                yield MessageDelta(
+                    pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs, thinking=thinking, order=pieces.order
+                )
                 if not self._parallel and parser.settled:
                     run.finish()
                 continue
@@ -177,7 +179,7 @@ class _Chat:
             )  # fmt: skip
             yield MessageDelta(
                 pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs,
-                reason, message.usage, message.timing, message, thinking,
+                reason, message.usage, message.timing, message, thinking, pieces.order,
             )  # fmt: skip
 
 
@@ -204,4 +206,6 @@ def _joined(report: Report | None, cancel: Report | None) -> Report | None:
 
 
 def _sum(first: Pieces, second: Pieces) -> Pieces:
-    return Pieces(first.content + second.content, first.reasoning + second.reasoning, first.calls + second.calls)
+    return Pieces(
+        first.content + second.content, first.reasoning + second.reasoning, first.calls + second.calls, first.order + second.order
+    )

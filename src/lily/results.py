@@ -205,7 +205,8 @@ class MessageDelta:
     """A piece of a streamed answer: one token, and the content, thoughts and pieces of calls that it completes (often none).
 
     The pieces add up to the finished `Message`. The last one has `finish_reason`, `usage`, `timing` and the whole `message`.
-    `thinking` says whether its token belongs to the thoughts.
+    `thinking` says whether its token belongs to the thoughts, `order` has the pieces as they follow each other in the text:
+    ("reasoning", text), ("content", text) and ("call", delta).
 
     >>> import lily
     >>> deltas = list(lily.Model.demo().stream_chat([{"role": "user", "content": "Hi"}], max_tokens=3))
@@ -223,6 +224,7 @@ class MessageDelta:
     timing: Timing | None = None
     message: Message | None = None
     thinking: bool = False
+    order: list[tuple[str, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.content

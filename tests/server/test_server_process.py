@@ -73,7 +73,8 @@ def test_a_server_stops_soon_with_a_stream_open(drain):
 def test_a_second_ctrl_c_ends_it_at_once():
     with process() as (running, client):
         with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
-            next(response.iter_text())
+            pieces = response.iter_text()
+            next(pieces)
             begun = time.monotonic()
             running.send_signal(signal.SIGINT)
             time.sleep(0.2)

@@ -24,6 +24,7 @@ from lily.server.settings import Settings
 from lily.stepping import Piece, Reading, Steps
 
 _log = logging.getLogger("lily.server")
+_UNREAD_SECONDS = 120.0  # a client that takes nothing for so long has gone
 encode = msgspec.json.Encoder().encode
 
 
@@ -128,8 +129,9 @@ async def exchange(request: Request, prepared: Prepared, reply: Reply, *, stream
     request.state.job = job
     if stream:
         return EventSourceResponse(
-            _events(server, job, reply), sep="\n", ping=server.settings.keep_alive_seconds, ping_message_factory=_keep_alive
-        )
+            _events(server, job, reply), sep="\n", ping=server.settings.keep_alive_seconds, ping_message_factory=_keep_alive,
+            send_timeout=_UNREAD_SECONDS,
+        )  # fmt: skip
     return await _whole(request, server, job, reply)
 
 

@@ -33,11 +33,8 @@ class MessagesReply:
             return self._start(step)
         delta: MessageDelta = step.delta
         events = []
-        if delta.reasoning:
-            events.append(self._text("thinking", delta.reasoning))
-        if delta.content:
-            events.append(self._text("text", delta.content))
-        events += [self._call(piece) for piece in delta.tool_calls]
+        for kind, piece in delta.order:
+            events.append(self._call(piece) if kind == "call" else self._text("text" if kind == "content" else "thinking", piece))
         if delta.finish_reason is not None:
             self._last, self._cut = delta, isinstance(self._open, int)
             events.append(self._close())

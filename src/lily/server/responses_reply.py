@@ -36,11 +36,12 @@ class ResponsesReply:
         delta: MessageDelta = step.delta
         logprobs = self._logprobs.add(delta) if self._logprobs is not None else []
         events = []
-        if delta.reasoning:
-            events.append(self._text(_THOUGHTS, delta.reasoning, []))
-        if delta.content:
-            events.append(self._text(_TEXT, delta.content, logprobs))
-        events += [self._call(piece) for piece in delta.tool_calls]
+        for kind, piece in delta.order:
+            if kind == "call":
+                events.append(self._call(piece))
+            else:
+                events.append(self._text(_TEXT if kind == "content" else _THOUGHTS, piece, logprobs if kind == "content" else []))
+                logprobs = [] if kind == "content" else logprobs
         if delta.finish_reason is not None:
             self._last = delta
             events.append(self._close(cut=delta.finish_reason == "length"))

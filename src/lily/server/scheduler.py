@@ -21,6 +21,8 @@ from lily.stepping import Reading, Steps
 _log = logging.getLogger("lily.server")
 
 _GAP_SECONDS = 0.02
+_BATCH_ITEMS = 64  # more would keep the event loop from its other work
+_UNREAD_ITEMS = 1024  # a request whose client reads no faster rests here
 
 
 class Job:
@@ -45,7 +47,7 @@ class Job:
         self._error: BaseException | None = None
 
     async def batches(self, gap_seconds: float = _GAP_SECONDS) -> AsyncIterator[list[Any]]:
-        """The items as they come, all that are there at a time. Raises what the request raised.
+        """The items as they come, up to 64 at a time. Raises what the request raised.
 
         Two batches are `gap_seconds` apart at least: waking up and sending cost the same for one token and for several.
         """
@@ -54,13 +56,11 @@ class Job:
             if (left := last + gap_seconds - time.monotonic()) > 0 and not self.over:
                 await asyncio.sleep(left)
             over = self.over  # before the items are looked at: none come after it was set
-            batch = []
-            while self._items:
-                batch.append(self._items.popleft())
+            batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH_ITEMS))]
             if batch:
-                last = time.monotonic()
+                last = time.monotonic() if len(batch) < _BATCH_ITEMS else 0.0
                 yield batch
-            if over:
+            if over and not self._items:
                 if self._error is not None:
                     raise self._error
                 return
@@ -70,6 +70,11 @@ class Job:
             self._notified = False
 
     # The scheduler's side.
+
+    @property
+    def unread(self) -> bool:
+        """Whether so much waits for the client that more would only pile up."""
+        return len(self._items) >= _UNREAD_ITEMS
 
     def advance(self) -> bool:
         """One step; False when the request is over."""
@@ -84,7 +89,7 @@ class Job:
         except BaseException as error:
             self.end(error)
             return False
-        self.writing = not isinstance(item, Reading)
+        self.writing = not isinstance(item, Reading) or item.done == item.total
         self._items.append(item)
         self._notify()
         return True
@@ -142,8 +147,9 @@ class Scheduler:
         """Raises `ApiError` 429 or 503 when a request would not be taken."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
-        if len(self._queue) >= self._max_queue and len(self._active) >= self._max_active:
-            what = f"{len(self._queue)} requests are waiting, which is the limit; try again later"
+        taken = len(self._queue) + len(self._active)
+        if taken >= self._max_queue + self._max_active:
+            what = f"{taken} requests are waiting or running, which is the limit; try again later"
             raise ApiError(429, what, code="queue_full", headers={"Retry-After": str(self._retry_after())})
 
     def submit(self, job: Job) -> None:
@@ -186,7 +192,9 @@ class Scheduler:
                 over = [*self._leave(), *self._admit()]
             for job, error in over:  # not under the lock, which the event loop takes: this may wait for the device
                 job.end(error)
-            self._round()
+            if not self._round():
+                with self._wake:
+                    self._wake.wait(0.005)  # all that runs rests until its client has read
 
     def _leave(self) -> list[tuple[Job, BaseException]]:
         """Those that were cancelled, or all when the time to drain is over."""
@@ -213,20 +221,22 @@ class Scheduler:
                 self._active.append(self._queue.popleft())
         return over
 
-    def _round(self) -> None:
-        writing = [job for job in self._active if job.writing]
+    def _round(self) -> bool:
+        """A token of each that writes, and a chunk of one that reads; False when there was nothing to do."""
+        awake = [job for job in self._active if not job.cancelled and not job.unread]
+        writing = [job for job in awake if job.writing]
         before = time.perf_counter()
         for job in writing:
-            if not job.cancelled and not job.advance():
+            if not job.advance():
                 self._active.remove(job)
         self._credit -= time.perf_counter() - before
-        if writing and self._credit > 0:
-            return
-        job = next((job for job in self._active if not job.writing and not job.cancelled), None)
-        if job is None:
-            return
+        job = next((job for job in awake if not job.writing), None)
+        if job is None or (writing and self._credit > 0):
+            return bool(awake)
         before = time.perf_counter()
+        more = job.advance()
         self._active.remove(job)
-        if job.advance():
+        if more:
             self._active.append(job)  # behind the others that read
         self._credit = time.perf_counter() - before
+        return True
