@@ -44,7 +44,8 @@ def demo_server(demo):
 
 
 @pytest.fixture
-def client(demo_server):
+def client(demo_server, demo):
     openai = pytest.importorskip("openai")
+    demo.sessions.clear()
     with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client

@@ -208,8 +208,9 @@ def test_what_responses_refuse(serving, body, param):
 
 
 @pytest.fixture
-def anthropic_client(demo_server):
+def anthropic_client(demo_server, demo):
     anthropic = pytest.importorskip("anthropic")
+    demo.sessions.clear()
     with anthropic.Anthropic(base_url=demo_server.url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 

@@ -342,8 +342,7 @@ def test_many_clients_that_leave_at_random_leave_a_server_that_works(serving, de
     for thread in threads:
         thread.join()
     state = demo_server.state.scheduler
-    until(lambda: state.active == 0 and state.queued == 0, 20)
-    assert demo._native.in_flight == 0
+    until(lambda: state.active == 0 and state.queued == 0 and demo._native.in_flight == 0, 20)
     answer = httpx.post(
         f"{demo_server.url}/v1/chat/completions",
         json={"messages": [{"role": "user", "content": "What is a young dog called?"}], "temperature": 0},
