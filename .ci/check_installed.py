@@ -10,7 +10,7 @@ from importlib import metadata
 DEMO = "lily/data/demo/"
 NEEDED = (
     DEMO + "README.md", DEMO + "model.safetensors", DEMO + "config.json", DEMO + "tokenizer.json",
-    "lily/__init__.py", "lily/py.typed", "lily/_native.pyi",
+    "lily/__init__.py", "lily/py.typed", "lily/_native.pyi", "lily/metal/include/args.h",
 )  # fmt: skip
 BELONGS = ("lily/", "lily_inference-", "../../../bin/lily")
 MAX_BYTES = 60_000_000

@@ -24,7 +24,7 @@ SECTIONS = {
     "Sessions": ["Session", "Rewind", "SessionStore", "Reuse"],
     "Sampling": ["Sampling"],
     "Results": ["Generation", "Chunk", "TokenLogprob", "Usage", "Timing", "Score", "Ranked", "Memory"],
-    "Planning and devices": ["plan", "Plan", "devices", "DeviceInfo"],
+    "Planning and devices": ["plan", "Plan", "Profile", "devices", "DeviceInfo"],
     "Checkpoints": ["inspect", "Inspection", "ModelConfig", "Tokenizer"],
     "Errors": [
         "LilyError", "CheckpointError", "DeviceError", "GPUError", "OutOfMemoryError", "ContextOverflowError", "TemplateError", "MessageError",
@@ -105,7 +105,10 @@ def text(value: Any) -> str:
 
 def command_line() -> list[str]:
     parts = ["## Command line\n", f"{cli.help} Results go to stdout, everything else to stderr.\n"]
+    listed: list[tuple[str, Any]] = []
     for name, command in cli.commands.items():
+        listed += [(name, command), *((f"{name} {inner}", part) for inner, part in getattr(command, "commands", {}).items())]
+    for name, command in listed:
         arguments = "".join(f" {p.name.upper()}" for p in command.params if p.param_type_name == "argument")  # type: ignore[union-attr]
         parts += [f"### lily {name}{arguments} [options]\n", f"{command.help}\n"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]

@@ -283,11 +283,35 @@ def test_structured_output_and_other_masks_act_together():
         return np.full(192, 0xFFFFFFFF, np.uint32)
 
     assert model.chat(QUESTION, response_format={"type": "json_object"}, thinking=False, token_mask=mask).content == "{}" and seen
-    with pytest.raises(lily.MessageError, match="response_format"):
-        model.chat(QUESTION, response_format={"type": "json_object"}, tools=[get_time])
     with pytest.raises(lily.MessageError, match="schema"):
         model.chat(QUESTION, response_format={"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}})
     assert model.chat(QUESTION, response_format={"type": "text"}, thinking=False).content == "{}"
+
+
+@pytest.mark.parametrize("tools", [[get_time], [get_time, get_news]])
+@pytest.mark.parametrize("thoughts", ["", "Which one?\n</think>\n\n"], ids=["plain", "thinking"])
+def test_with_tools_structured_output_is_either_json_or_a_call(thoughts, tools):
+    options = {"tools": tools, "response_format": {"type": "json_object"}, "thinking": bool(thoughts)}
+    called = both(thoughts + OSLO, **options)
+    assert [(c.name, c.arguments) for c in called.tool_calls] == [("get_time", {"city": "Oslo"})]
+    assert (called.content, called.finish_reason, called.reasoning) == ("", "tool_calls", "Which one?" if thoughts else None)
+    answered = both(thoughts + '{"total": 31}', **options)
+    assert json.loads(answered.content) == {"total": 31} and not answered.tool_calls
+
+
+def test_with_tools_structured_output_is_never_prose_nor_a_call_of_an_unknown_tool():
+    options = {"tools": [get_time], "response_format": {"type": "json_object"}, "thinking": False, "temperature": 0, "max_tokens": 40}
+    prose = scripted("It is noon.", repeat=True).chat(QUESTION, **options)
+    assert prose.content[:1] == "{" or prose.tool_calls or prose.unfinished_call
+    other = scripted(OSLO.replace("get_time", "get_rich")).chat(QUESTION, **options)
+    assert [call.name for call in other.tool_calls] in ([], ["get_time"]) and "get_rich" not in other.content
+
+
+def test_a_required_call_leaves_no_place_for_json():
+    reply = scripted("city>\nOslo\n</parameter>\n</function>\n</tool_call>").chat(
+        QUESTION, tools=[get_time], tool_choice="required", response_format={"type": "json_object"}, thinking=False
+    )
+    assert reply.tool_calls[0].name == "get_time" and reply.content == ""
 
 
 def test_structured_output_without_its_library_says_what_to_install(monkeypatch):

@@ -17,6 +17,7 @@ import lily
 from lily import CheckpointError, hub
 from lily.checkpoint import INDEX, read_index
 from lily.config import ModelConfig
+from lily.convert import convert
 from lily.layout import Linear, weights_of
 from lily.names import canonical, skipped
 from lily.safetensors_header import read_header
@@ -544,6 +545,7 @@ def test_a_group_that_does_not_divide_leaves_the_matrix_plain():
 @pytest.fixture
 def engine(monkeypatch):
     """Stands in for the extension and notes the arguments of the model it is asked to make."""
+    import lily.loading
     import lily.model
     from lily.testing import ScriptedEngine
 
@@ -556,7 +558,9 @@ def engine(monkeypatch):
             progress("load", 2, 2)
         return ScriptedEngine(lambda tokens: None, spec["vocab_size"], max_context)
 
-    monkeypatch.setattr(lily.model, "native", lambda: SimpleNamespace(Model=make))
+    extension = SimpleNamespace(Model=make, devices=lambda: [{"name": "cpu"}, {"name": "cpu:float32"}])
+    monkeypatch.setattr(lily.model, "native", lambda: extension)
+    monkeypatch.setattr(lily.loading, "native", lambda: extension)
     return asked
 
 
@@ -585,13 +589,33 @@ def test_the_shipped_model_is_found_and_is_whole(engine):
         ({"max_context": True}, TypeError, "max_context"),
         ({"memory_limit": -1}, ValueError, "memory_limit"),
         ({"memory_limit": "8GB"}, TypeError, "memory_limit"),
+        ({"max_context": 1 << 70}, ValueError, "4096"),
+        ({"max_context": 128.0}, TypeError, "max_context is 128.0, expected"),
+        ({"memory_limit": 1 << 70}, ValueError, f"memory_limit is {1 << 70}, expected at most {(1 << 63) - 1} bytes"),
+        ({"memory_limit": 1e9}, TypeError, "memory_limit"),
         ({"progress": "yes"}, TypeError, "progress"),
+        ({"device": 5}, TypeError, "device is 5, expected a name such as 'auto' or 'cpu'"),
+        ({"device": None}, TypeError, "device is None"),
+        ({"device": "tpu"}, lily.DeviceError, "device 'tpu' is not available here, expected one of: auto, cpu, cpu:float32"),
+        ({"device": ""}, lily.DeviceError, "device ''"),
+        ({"refresh": "no"}, TypeError, "refresh is 'no', expected True or False"),
+        ({"revision": 5}, TypeError, "revision is 5, expected the name of a branch"),
+        ({"revision": ""}, ValueError, "revision ''"),
+        ({"quantize": "4"}, TypeError, "quantize is '4', expected 4, 8 or None"),
     ],
 )
-def test_bad_loading_options(engine, options, error, message):
+def test_bad_loading_options_are_refused_before_anything_is_read(engine, monkeypatch, options, error, message):
+    monkeypatch.setattr(lily.model, "load_weights", lambda *args: pytest.fail("weights were looked at"))
     with pytest.raises(error, match=message):
         lily.Model.from_pretrained(MOE, **options)
     assert engine.calls == []
+
+
+@pytest.mark.parametrize("call", [lily.Model.from_pretrained, lily.inspect, lily.plan, hub.resolve, lambda source: convert(source, "x")])
+@pytest.mark.parametrize(("source", "error"), [(5, TypeError), (None, TypeError), (b"owner/name", TypeError), ("a\0b", ValueError)])
+def test_what_cannot_name_a_checkpoint_is_refused_by_every_call(call, source, error):
+    with pytest.raises(error, match="expected a directory or a Hub id|no such name"):
+        call(source)
 
 
 def test_a_tokenizer_of_another_model_is_refused(engine, tmp_path):

@@ -12,7 +12,7 @@ import lily
 from lily import cli, planning
 from lily.testing import scripted
 
-STEP = {"kernel": "k", "label": "l", "stage": 0, "bytes_read": 1, "bytes_written": 1}
+STEP = {"kernel": "k", "label": "l", "stage": 0, "bytes_read": 1, "bytes_written": 1, "cpu": "avx512", "cpu_reason": "best of this machine"}
 PLAN = {
     "decode": {"dispatches": 3, "stages": 2, "bytes": 1_650_000_000, "forward": [STEP], "sample": [STEP]},
     "prefill": {"rows": 512, "dispatches": 5, "stages": 4, "list": [STEP]},

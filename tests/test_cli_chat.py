@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -123,3 +130,78 @@ def test_thoughts_are_dimmed_on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout", screen)
     Talk(scripted("Two and two.\n</think>\n\nIt is 4."), None, {}).answer("2+2?")
     assert screen.getvalue() == "\x1b[2mTwo and two.\x1b[0m\n\nIt is 4.\n"
+
+
+# A real terminal
+
+
+class Screen:
+    """`lily chat` in a pseudo-terminal, with an answer that never ends; its history lies under `home`."""
+
+    SCRIPT = """
+import lily, lily.testing
+from lily import cli
+model = lily.testing.scripted("Hm.\\n</think>\\n\\n" + "many words " * 4000, max_context=40000)
+lily.Model.demo = lambda **options: model
+cli.main(["chat"])
+"""
+
+    def __init__(self, home):
+        self.terminal, child = pty.openpty()
+        environment = os.environ | {"XDG_STATE_HOME": str(home), "HOME": str(home), "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT], stdin=child, stdout=child, stderr=child, env=environment, preexec_fn=_own_terminal
+        )
+        os.close(child)
+        self.shown = ""
+
+    def wait_for(self, pattern: str) -> str:
+        """What was shown up to and with a match; the rest is looked at next time."""
+        end = time.monotonic() + 60
+        while not (found := re.search(pattern, self.shown, re.S)):
+            assert time.monotonic() < end, f"{pattern!r} never came: {self.shown[-500:]!r}"
+            if select.select([self.terminal], [], [], 1)[0]:
+                self.shown += os.read(self.terminal, 65536).decode(errors="replace")
+        text, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return text
+
+    def type(self, keys: str) -> None:
+        os.write(self.terminal, keys.encode())
+
+    def leave(self) -> int:
+        self.type("/exit\n")
+        code = self.process.wait(30)
+        os.close(self.terminal)
+        return code
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no pseudo-terminals here")
+def test_ctrl_c_stops_the_answer_only_and_lines_are_remembered_by_the_next_talk(tmp_path):
+    pytest.importorskip("readline")
+    first = Screen(tmp_path)
+    first.wait_for("Ctrl-C stops an answer")
+    first.type("Say something.\n")
+    thoughts = first.wait_for("many words many words")
+    assert "\x1b[2mHm." in thoughts  # thoughts are dimmed
+    first.type("\x03")
+    first.wait_for("stopped.*> ")
+    first.type("/reset\n")
+    first.wait_for("> ")
+    assert first.leave() == 0
+
+    second = Screen(tmp_path)
+    second.wait_for("Ctrl-C stops an answer.*> ")
+    second.type("\x1b[A\x1b[A\x1b[A")  # up: /exit, /reset, the question
+    second.wait_for("Say something\\.")
+    second.type("\x15")
+    assert second.leave() == 0
+    history = next(tmp_path.rglob("chat_history"))
+    assert "Say something." in history.read_text() and history.stat().st_mode & 0o777 == 0o600

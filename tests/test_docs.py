@@ -36,7 +36,7 @@ def readme_command(name: str) -> str:
 
 def test_readme_names_the_two_commands():
     assert readme_command("try") == 'pip install . && lily generate "Once upon a time"'
-    assert readme_command("test") == "pip install '.[test]' && python -m pytest"
+    assert readme_command("test") == "pip install '.[test,mlx]' && python -m pytest"
 
 
 def test_ci_runs_the_test_command_of_readme():
@@ -47,7 +47,7 @@ def test_ci_runs_the_test_command_of_readme():
     assert found.stdout.strip() == readme_command("test")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/chat.md", "docs/server/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/chat.md", "docs/sessions.md", "docs/server/README.md"])
 def test_python_blocks_of_a_page_run(page, capsys):
     names = {"__name__": "__docs__"}
     for number, block in enumerate(blocks(page, "python")):

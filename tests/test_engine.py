@@ -237,14 +237,29 @@ def test_a_model_beyond_the_memory_limit_is_refused_with_numbers():
     load(MOE, memory_limit=error.needed).close()
 
 
+def test_where_memory_is_short_a_prompt_is_read_in_smaller_chunks():
+    ids = np.random.default_rng(3).integers(0, 500, 1500).tolist()
+    with load(DENSE) as loaded:
+        usual = loaded.prefill(ids)
+        memory = loaded.memory()
+        with load(DENSE, memory_limit=memory.total - memory.workspace * 3 // 4) as small:
+            session = small.prefill(ids)
+            assert small.memory().workspace <= memory.workspace // 2
+            assert small._native.chunk == loaded._native.chunk == 2048
+            assert_same(everything(session), everything(usual))
+            assert (small.score(ids[:900]).logprobs == loaded.score(ids[:900]).logprobs).all()
+
+
 def test_a_request_beyond_the_memory_limit_leaves_the_model_usable():
     """Room for keys and values of 2,048 tokens: the next growth step takes more than all spare states together."""
     ids = [7] * 3000
     with load(DENSE) as loaded:
+        loaded._native.set_chunk(512)
         loaded.prefill(ids[:2000]).generate(max_tokens=8, **GREEDY)
         limit = loaded.memory().total + 200_000
         answer = loaded.generate(ids[:2000], max_tokens=60, **GREEDY).tokens
         with load(DENSE, memory_limit=limit) as small:
+            small._native.set_chunk(512)
             session = small.prefill(ids[:600])
             with pytest.raises(lily.OutOfMemoryError) as caught:
                 session.append(ids[600:])
@@ -310,20 +325,23 @@ def test_two_models_in_one_process(device):
     dense.close()
 
 
-def test_streams_interleave_and_an_unread_one_blocks_none():
-    loaded = model(MOE)
-    prompts = [prompt(MOE, n) for n in (7, 300, 64)]
-    alone = [loaded.generate(ids, max_tokens=16, **GREEDY).tokens for ids in prompts]
+@pytest.mark.parametrize("name", [MOE, DENSE])
+def test_requests_of_any_lengths_give_the_same_together_as_alone(name):
+    """As a list, and as streams of which a fourth joins while three decode and a fifth is never read further."""
+    loaded = model(name)
+    prompts = [prompt(name, 300)[:n] for n in (7, 131, 64, 23)]
+    alone = [loaded.generate(ids, max_tokens=32, **GREEDY).tokens for ids in prompts]
+    assert [answer.tokens for answer in loaded.generate(prompts, max_tokens=32, **GREEDY)] == alone
     unread = loaded.stream(prompts[0], max_tokens=500, **GREEDY)
     next(unread)
-    streams = [loaded.stream(ids, max_tokens=16, **GREEDY) for ids in prompts[:2]]
-    found = [[], [], []]
-    for step in range(20):
-        if step == 4:  # a third request joins while two are running
-            streams.append(loaded.stream(prompts[2], max_tokens=16, **GREEDY))
+    streams = [loaded.stream(ids, max_tokens=32, **GREEDY) for ids in prompts[:3]]
+    found = [[], [], [], []]
+    for step in range(12 + 32):
+        if step == 12:
+            streams.append(loaded.stream(prompts[3], max_tokens=32, **GREEDY))
         for tokens, stream in zip(found, streams, strict=False):
-            tokens += next(stream).tokens if len(tokens) < 16 else []
-    assert found == alone
+            tokens += next(stream).tokens if len(tokens) < 32 else []
+    assert found == alone and len({tuple(tokens) for tokens in alone}) == 4
     assert len(next(unread).tokens) == 1
     unread.close()
 

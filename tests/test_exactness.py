@@ -198,18 +198,22 @@ def test_every_instruction_set_computes_the_model(name, isa, monkeypatch):
         assert abs(found - usual).max() <= 1e-3
 
 
-@pytest.mark.skipif(not {"avx2", "avx512"} <= set(native().testing.instruction_sets()), reason="this machine lacks AVX2 or AVX-512")
+X86 = [name for name in native().testing.variants() if name in ("amx", "amx-emulated", "avx512", "avx2")]
+
+
+@pytest.mark.skipif(len(X86) < 2, reason="this machine lacks AVX2 or AVX-512")
 @pytest.mark.parametrize("name", [MOE, DENSE])
-def test_avx2_and_avx512_read_a_prompt_to_the_same_bits(name, monkeypatch):
+def test_x86_variants_read_a_prompt_to_the_same_bits(name, monkeypatch):
     found = []
-    for isa in ("avx2", "avx512"):
+    for isa in X86:
         monkeypatch.setenv("LILY_KERNEL", f"*={isa}")
         with load(name) as loaded:
             found.append(everything(loaded.prefill(prompt(name, LENGTH))))
-    assert_same(*found)
+    for other in found[1:]:
+        assert_same(found[0], other)
 
 
-@pytest.mark.parametrize("value", ["gemm", "gemm=sse9", "no_such_kernel=portable", "gemm=portable,", "=portable"])
+@pytest.mark.parametrize("value", ["gemm", "gemm=sse9", "no_such_kernel=portable", "gemm=portable,", "=portable", "gemv=amx-emulated"])
 def test_an_illegal_kernel_choice_is_an_error(value, monkeypatch):
     with load(MOE) as loaded:
         monkeypatch.setenv("LILY_KERNEL", value)

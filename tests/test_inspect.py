@@ -108,6 +108,17 @@ def test_a_norm_that_is_not_finite(tmp_path):
     assert "layers.1.input_layernorm: holds a value that is not finite" in problem(write(tmp_path, MOE, tensors=tensors))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["layers.1.post_attention_layernorm", "layers.3.self_attn.k_norm", "layers.0.linear_attn.norm", "norm"])
+@pytest.mark.parametrize(("value", "message"), [(0, "by zero"), (3e38, "by 3e+38 on average"), (-5000, "expected about 1")])
+def test_a_single_norm_that_no_training_gives(tmp_path, name, value, message):
+    tensors = read_tensors(MOE)
+    key = f"{BASE}.{name}.weight"
+    tensors[key] = stored(np.full_like(values(tensors[key]), value), "BF16")
+    report = lily.inspect(write(tmp_path, MOE, tensors=tensors))
+    assert not report.ok and report.problems[0].startswith(f"{name}: ") and message in report.problems[0]
+
+
 def test_a_file_that_was_allocated_and_never_filled(tmp_path):
     tensors = read_tensors(MOE)
     key = f"{BASE}.layers.3.self_attn.q_proj.weight"

@@ -8,11 +8,13 @@ it rises for dozens of tokens, anywhere, so an error "at" a position is the medi
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import DENSE, FIXTURES, MOE, force, model, tiny
+from checkpoints import DENSE, FIXTURES, MOE, assert_same, everything, force, model, tiny
 from reference_model import Reference
+from variants import read_config, read_tensors, write
 
 import lily
 
@@ -106,3 +108,44 @@ def test_decoding_all_tokens_stays_flat_and_exact(name):
     error = errors(found["cpu"], exact[1:])
     at = {position: float(np.median(error[position - 1 - WINDOW : position - 1])) for position in POSITIONS}
     assert_flat(name, at, float(np.median(error)))
+
+
+@pytest.fixture(scope="module")
+def eight_experts(tmp_path_factory):
+    """Fixture a's first and last layer, eight experts a token, and room for long chunks: 8,200 tokens have 65,600 rows of experts."""
+    kept, prefix = {"layers.0.": "layers.0.", "layers.3.": "layers.1."}, "language_model.model."
+    tensors = {}
+    for key, value in read_tensors(MOE).items():
+        old = key.removeprefix(prefix)[:9]
+        if not old.startswith("layers."):
+            tensors[key] = value
+        elif old in kept:
+            tensors[key.replace(prefix + old, prefix + kept[old])] = value
+    config = read_config(MOE)
+    config["text_config"] |= {
+        "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "num_experts_per_tok": 8, "max_position_embeddings": 9000,
+    }  # fmt: skip
+    for name in ("quantization", "quantization_config"):
+        config[name] = {key: value for key, value in config[name].items() if "layers." not in key}
+    directory = write(tmp_path_factory.mktemp("eight"), MOE, tensors=tensors, config=config)
+    with lily.Model.from_pretrained(directory, progress=False) as loaded:
+        assert loaded.config.experts_per_token == 8
+        yield loaded
+
+
+@pytest.mark.parametrize("count", [4100, 8200])
+def test_one_long_chunk_has_the_bits_of_many_short_ones(eight_experts, count):
+    found = {}
+    for rows in (count, 512):
+        eight_experts._native.set_chunk(rows)
+        with eight_experts.prefill(ids(count)) as session:
+            found[rows] = everything(session)
+    assert_same(found[count], found[512])
+    assert np.isfinite(found[count]["logits"]).all() and len({float(x) for x in found[count]["logits"]}) > 300
+
+
+def test_eight_experts_at_the_depth_of_a_long_chunk_are_exact(eight_experts):
+    """The short chunks' own oracle: the first 300 positions against an exact computation."""
+    exact = Reference(Path(eight_experts.source), rounded=True).logits(ids(300))
+    eight_experts._native.set_chunk(512)
+    assert float(np.median(errors(eight_experts.logits(ids(300), last_only=False), exact))) <= BARS[MOE]

@@ -32,7 +32,8 @@ def full_size(tmp_path):
 
 
 def counters(loaded):
-    return native().testing.counters(loaded._native)
+    found = native().testing.counters(loaded._native)
+    return {name: found[name] for name in ("submissions", "dispatches", "stages")}
 
 
 def executed(loaded, action):
@@ -95,16 +96,64 @@ def test_a_loaded_model_plans_like_its_files():
     assert own["decode"]["forward"] == files.decode["forward"] and own["memory"]["weights"] == files.weights
 
 
-@pytest.mark.parametrize("tokens", [1000, 4000])
+LONG = pytest.param(16000, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("tokens", [2056, 4000])
 @pytest.mark.parametrize("name", [MOE, DENSE])
 def test_the_estimate_is_within_15_percent_of_the_measured_memory(name, tokens):
-    estimate = lily.plan(FIXTURES / name).memory(tokens)
     with load(name) as loaded:
-        session = loaded.prefill([7] * (tokens - 8))
+        check_estimate(lily.plan(FIXTURES / name), loaded, tokens)
+
+
+@pytest.mark.parametrize("tokens", [2056, 2500, 5000, LONG])
+def test_the_estimate_holds_where_the_context_outweighs_the_weights(tmp_path, tokens):
+    """A model of 0.3 MB: nearly everything is K, V and snapshots."""
+    directory = tiny(tmp_path, context=17_000)
+    with lily.Model.from_pretrained(directory, progress=False) as loaded:
+        check_estimate(lily.plan(directory), loaded, tokens)
+
+
+def check_estimate(plan, loaded, tokens):
+    estimate = plan.memory(tokens)
+    with loaded.prefill([7] * (tokens - 8)) as session:
         stream = session.stream(max_tokens=8, **GREEDY)
         peak = max((next(stream), loaded.memory())[1].total for _ in range(8))
+        measured = loaded.memory()
         assert estimate["total"] == pytest.approx(peak, rel=0.15)
-        assert loaded.memory().kv_bytes_per_token * tokens == estimate["kv"]
+        assert (estimate["weights"], estimate["kv"], measured.kv_bytes_per_token) == (
+            measured.weights,
+            measured.kv,
+            plan.kv_bytes_per_token,
+        )
+        assert estimate["snapshots"] == len(session._native.snapshots) * plan.state_bytes
+        assert estimate["workspace"] == pytest.approx(measured.workspace, rel=0.02)
+
+
+def allocated(plan, tokens):
+    """What the engine allocates for a session, token by token: K and V doubled when they are full, snapshots thinned as they age."""
+    capacity, kept = 4, []
+    for position in range(1, tokens + 1):
+        while capacity * 256 < position:
+            capacity *= 2
+        if position % 1024 == 0 or position == tokens:
+            kept = [*[p for p in kept if position // 1024 - p <= 4 * (p & -p)], position / 1024]
+            kept = [int(p) if p == int(p) else p for p in kept]
+    states = len(kept) + 5  # the empty one, one that is read and two that are written in turn, a spare
+    return plan.weights + capacity * 256 * plan.kv_bytes_per_token + states * plan.state_bytes + plan.workspace_bytes
+
+
+@pytest.mark.parametrize("tokens", [1000, 1024, 4096, 5300 + 4096, 16_384, 32_768, 65_536, 65_537, 131_072])
+def test_the_estimate_for_the_full_size_model_is_what_would_be_allocated(full_size, tokens):
+    plan = lily.plan(full_size)
+    assert plan.memory(tokens)["total"] == allocated(plan, tokens)
+
+
+def test_an_estimate_grows_with_what_is_used_not_with_what_is_allowed(full_size):
+    """30 tokens with up to 8,192 to come, and 5,300 with 4,096 to come, fit in 32 GB with 10 GB to spare; 262,144 tokens too."""
+    plan = lily.plan(full_size)
+    assert plan.memory(30 + 8192)["total"] < 22e9 and plan.memory(5300 + 4096)["total"] < 22e9
+    assert plan.memory(30)["total"] < 20.2e9 and plan.memory(262_144)["total"] < 28e9
 
 
 def test_the_workspace_does_not_grow_with_the_context(tmp_path):
@@ -117,3 +166,13 @@ def test_the_workspace_does_not_grow_with_the_context(tmp_path):
                 workspace[tokens] = loaded.memory().workspace
                 assert loaded.memory().kv >= tokens * loaded.memory().kv_bytes_per_token
         assert workspace[32768] < 1.1 * workspace[4096]
+
+
+def test_the_plan_says_which_cpu_kernels_run_and_why(full_size, monkeypatch):
+    best = native().testing.instruction_sets()[0]
+    assert f"on this CPU: {best} for" in str(lily.plan(full_size)) and "best of this machine" in str(lily.plan(full_size))
+    monkeypatch.setenv("LILY_KERNEL", "gdn_step=portable")
+    forced = lily.plan(full_size)
+    assert "on this CPU: portable for 1 kernels, forced by LILY_KERNEL" in str(forced)
+    variants = {entry["cpu"] for entry in forced.decode["forward"] if entry["kernel"].startswith("gdn_step")}
+    assert variants == {"portable"}

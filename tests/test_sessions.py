@@ -54,7 +54,7 @@ def test_more_marks_than_a_chunk_carries_are_all_kept_in_order(model):
     session = model.session()
     marks = list(range(3, 40, 2))
     session._native.append(np.array(ids(300), np.int32), None, marks)
-    assert snapshots(session) == [*marks[-7:], 300]  # the newest eight marked ones
+    assert snapshots(session) == [3, *marks[-7:], 300]  # the first, and the newest eight marked ones
     assert same(session, model.prefill(ids(300)))
 
 
@@ -225,6 +225,58 @@ def test_a_hostile_header_never_reaches_the_engine_unchecked(model, tmp_path):
             lily.Session.load(model, path)
 
 
+@pytest.mark.parametrize("field", ["version", "lily", "config", "model", "device", "storage", "arithmetic", "plan"])
+def test_a_session_that_something_else_computed_is_refused_by_the_field_that_differs(model, tmp_path, field):
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    path = tmp_path / "s.lily"
+    model.prefill("Once upon a time").save(path)
+    with safe_open(path, "np") as file:
+        header = json.loads(file.metadata()["lily"])
+    save_file(load_file(path), path, metadata={"lily": json.dumps(header | {field: "other"})})
+    with pytest.raises(lily.SessionMismatchError, match=f"computed with {field} 'other'"):
+        lily.Session.load(model, path)
+
+
+@pytest.mark.parametrize(
+    ("isa", "forced", "name"),
+    [
+        ("avx512", "", "x86-fma"), ("avx2", "", "x86-fma"), ("avx512", "gemm=avx2", "x86-fma"), ("neon", "", "neon"),
+        ("avx512", "*=portable", "x86-fma, but *=portable"), ("avx2", "gemv=avx512,gemm=portable", "x86-fma, but gemm=portable"),
+    ],
+)  # fmt: skip
+def test_instruction_sets_that_give_the_same_bits_share_their_files(isa, forced, name):
+    from lily.session_file import arithmetic
+
+    assert arithmetic(isa, forced) == name
+
+
+def test_a_session_of_forced_kernels_is_refused_without_them(tmp_path, monkeypatch):
+    fixture = os.path.join(os.path.dirname(__file__), "data", "fixtures", "a_moe_q4g64")
+    with lily.Model.from_pretrained(fixture, progress=False) as model:
+        monkeypatch.setenv("LILY_KERNEL", "gdn_scan=portable")
+        model.prefill([1, 2, 3]).save(tmp_path / "s.lily")
+        monkeypatch.delenv("LILY_KERNEL")
+        with pytest.raises(lily.SessionMismatchError, match="arithmetic 'x86-fma, but gdn_scan=portable'|arithmetic 'neon, but"):
+            lily.Session.load(model, tmp_path / "s.lily")
+
+
+def test_a_session_says_what_it_reused_and_read(model):
+    session = model.prefill(ids(300))
+    assert session.report() == lily.Reuse(reused=0, read=300)
+    session.generate(ids(5, seed=1), max_tokens=4, temperature=0, ignore_eos=True)
+    assert session.report() == lily.Reuse(reused=300, read=5)
+    session.generate(max_tokens=2)
+    assert session.report().read == 0
+    session.rewind(302)
+    assert session.report() == lily.Reuse(reused=300, read=2)
+    assert session.fork().report() == lily.Reuse(reused=302, read=0)
+    with pytest.raises(ValueError, match="outside"):
+        session.append([10**6])
+    assert session.report() == lily.Reuse(reused=300, read=2)
+
+
 def test_a_failed_save_leaves_the_older_file(model, tmp_path, monkeypatch):
     path = tmp_path / "s.lily"
     model.prefill("The cat").save(path)
@@ -246,3 +298,22 @@ def test_closing_a_model_closes_its_sessions(tmp_path):
     model.close()
     with pytest.raises(ValueError, match="closed"):
         session.generate(max_tokens=1)
+
+
+def test_regular_snapshots_add_no_work_to_a_prompt():
+    """They are states that the end of a chunk writes anyway: the device runs the same submissions, stages and dispatches."""
+    from checkpoints import MOE, load
+
+    from lily._engine import native
+
+    with load(MOE) as model:
+        work = []
+        for on in (True, False):
+            native().testing.set_regular_snapshots(model._native, on)
+            before = native().testing.counters(model._native)
+            session = model.prefill(np.arange(1100) % 500)
+            after = native().testing.counters(model._native)
+            work.append({name: after[name] - before[name] for name in after})
+            assert snapshots(session) == ([1024, 1100] if on else [1100])
+            session.close()
+        assert work[0] == work[1] and work[0]["dispatches"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from checkpoints import tiny
 
 import lily
 from lily import testing
@@ -127,7 +128,7 @@ def test_an_old_tool_chain_costs_one_chain_only(model):
     messages += [assistant("All at noon."), user("Name a bird.")]
     reply = model.chat(messages, tools=[get_time], max_tokens=0)
     tools = [tool.declaration for tool in lily.tools.declared([get_time])]
-    first_turn = Rendering(model.template, model.tokenizer, normalise(messages), tools=tools)._boundary(before)
+    first_turn = Rendering(model.template, model.tokenizer, normalise(messages), tools=tools)._turns[before]
     assert reply.usage.reused_tokens >= first_turn
     assert reply.reuse.message == before
 
@@ -269,3 +270,100 @@ def test_threads_may_share_the_store(model):
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(lambda q: model.chat(q, thinking=False, temperature=0, max_tokens=8).tokens, questions))
     assert together == alone
+
+
+# Accounts
+
+
+def test_a_session_that_is_shared_is_counted_once(model):
+    p = [{"role": "system", "content": shelves(30)}, user("What is on shelf 7?")]
+    model.chat(p, max_tokens=1)
+    alone = model.sessions.nbytes
+    model.chat([p[0], user(f"Name a bird. {shelves(12)}")], max_tokens=1)
+    model.chat([p[0], user(f"Name a fish. {shelves(12)}")], max_tokens=1)
+    assert len(model.sessions) == 2
+    assert model.sessions.nbytes < 2 * alone
+    assert model.sessions.nbytes == model._native.held_bytes([entry.native for entry in model.sessions._entries])
+
+
+def test_snapshots_are_shown_apart_and_every_byte_once():
+    with lily.Model.demo(progress=False) as model:
+        empty = model.memory()
+        assert empty.total == empty.weights
+        session = model.prefill(np.arange(2100) % 6000)
+        forks = [session.fork() for _ in range(3)]
+        memory = model.memory()
+        assert len(session._native.snapshots) == 3  # the newest is the state that the session stands at
+        assert memory.snapshots == 2 * memory.state_bytes
+        for fork in forks:
+            fork.append([1, 2, 3])
+        assert model.memory().snapshots == 2 * memory.state_bytes  # one still stands there
+        session.append([1])
+        assert model.memory().snapshots == 3 * memory.state_bytes
+        parts = ("weights", "kv", "states", "snapshots", "workspace", "requests")
+        assert model.memory().total == sum(getattr(model.memory(), part) for part in parts)
+        for one in (session, *forks):
+            one.close()
+        model._native.trim()
+        after = model.memory()
+        assert (after.snapshots, after.kv) == (0, 0) and after.states <= after.state_bytes
+
+
+def test_a_fork_costs_no_state_and_no_keys_until_it_diverges(model):
+    import time
+
+    session = model.prefill(np.arange(600) % 6000)
+    before, seconds, forks = model.memory(), [], []
+    for _ in range(50):
+        start = time.perf_counter()
+        forks.append(session.fork())
+        seconds.append(time.perf_counter() - start)
+    after = model.memory()
+    assert np.median(seconds) < 1e-3
+    assert (after.kv, after.states, after.snapshots) == (before.kv, before.states, before.snapshots)
+    assert after.requests - before.requests <= 50 * 1024
+    forks[0].append([7])
+    assert model.memory().total > after.total or model.memory().states == after.states  # a state of its own, maybe a spare one
+
+
+def test_a_chat_of_200_turns_reads_little_and_stays_within_the_budget(tmp_path):
+    with lily.Model.from_pretrained(tiny(tmp_path, context=16384), progress=False) as model:
+        model.sessions.budget = budget = 8 << 20
+        messages: list = [{"role": "system", "content": "Be brief."}]
+        previous = 0
+        for turn in range(200):
+            messages.append(user(f"q{turn}"))
+            reply = model.chat(messages, thinking=False, temperature=0, max_tokens=2, ignore_eos=True, reuse_generated=False)
+            tokens = reply.usage.prompt_tokens
+            assert reply.reuse.read <= tokens - previous + 64, turn
+            assert model.sessions.nbytes <= budget and len(model.sessions) <= 4
+            memory = model.memory()
+            assert memory.snapshots <= budget
+            previous = tokens
+            messages.append(assistant("yes"))
+        # Snapshots: the newest eight marked ones, and of the regular ones a number that grows with the logarithm.
+        assert len(model.sessions._entries[-1].snapshots) <= 8 + 4 * 3
+        model.chat(messages[:-1], thinking=False, max_tokens=0, reuse_generated=False)
+        warm = model.sessions._newest()
+        rewound = warm.fork()
+        rewound.rewind(tokens)
+        cold = model.prefill(rendered(model, messages[:-1], enable_thinking=False).ids)
+        first, second = testing.state(rewound), testing.state(cold)
+        assert rewound.tokens == cold.tokens and all(np.array_equal(first[name], second[name]) for name in second)
+
+
+def test_the_log_names_the_token_and_the_message_from_which_more_is_read_again(model, caplog):
+    caplog.set_level("INFO", "lily.store")
+    model.chat([user(shelves(30))], max_tokens=0)
+    reply = model.chat([user(shelves(30, 20))], max_tokens=0)
+    assert reply.reuse.differs_at and f"token {reply.reuse.differs_at}, in message 0" in caplog.text
+
+
+@pytest.mark.soak
+def test_forty_prompts_of_4000_tokens_never_exceed_64_megabytes():
+    with lily.Model.demo(progress=False) as model:
+        model.sessions.budget = 64 << 20
+        for i in range(40):
+            model.chat([user(f"{i} {shelves(480, i)}")], max_tokens=1)
+            assert model.sessions.nbytes <= 64 << 20
+            assert model.memory().snapshots <= 64 << 20

@@ -169,6 +169,22 @@ def test_options_are_checked_before_the_first_chunk():
             call("x", temprature=1)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8, 0, -1, 32, 16.0, True, "4"])
+def test_a_quantised_cache_is_refused_with_what_there_is(bits):
+    model = scripted("x")
+    messages = [{"role": "user", "content": "Hi"}]
+    for call in (model.stream, model.generate, model.prefill("a").stream, model.prefill("a").generate):
+        with pytest.raises(ValueError, match=f"kv_bits is {bits!r}, expected 16 or None"):
+            call("x", kv_bits=bits)
+    with pytest.raises(ValueError, match="kv_bits"):
+        model.chat(messages, kv_bits=bits)
+
+
+@pytest.mark.parametrize("bits", [16, None])
+def test_the_cache_that_there_is_may_be_asked_for(bits):
+    assert scripted("x").generate("x", kv_bits=bits, max_tokens=1).text == "x"
+
+
 # Limits
 
 

@@ -1,5 +1,6 @@
 #include "base/thread_pool.hpp"
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -15,7 +16,9 @@
 namespace lily {
 namespace {
 
-constexpr int kSpins = 4000;  // about 20 to 100 microseconds: longer than a stage's serial gap, shorter than a time slice
+// Longer than the gap between two stages and than the imbalance of one, also when another process takes its share of the processors:
+// a thread that sleeps too early hands its processor over for a whole time slice.
+constexpr std::chrono::microseconds kSpin{1000};
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -23,6 +26,18 @@ inline void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Waits for `ready`, a bounded time; whether it came.
+template <class Ready> bool spin(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (ready()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
 }
 
 }  // namespace
@@ -41,15 +56,28 @@ ThreadPool::~ThreadPool() { stop(); }
 void ThreadPool::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-    region_.fetch_add(1);
+    stop_.store(true);
   }
   wake_.notify_all();
   for (auto& w : workers_) w.join();
 }
 
+bool ThreadPool::open() const {
+  const uint64_t v = next_.load();
+  return uint32_t(v) < uint32_t(v >> 32);
+}
+
 void ThreadPool::drain() {
-  for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) (*fn_)(i);
+  for (;;) {
+    const uint64_t v = next_.fetch_add(1);
+    const uint32_t i = uint32_t(v), tasks = uint32_t(v >> 32);
+    if (i >= tasks) return;
+    (*fn_)(i);
+    if (done_.fetch_add(1) + 1 == tasks && waiting_.load()) {
+      std::lock_guard<std::mutex> lock(mutex_);  // not between the other's check and its sleep
+      finished_.notify_one();
+    }
+  }
 }
 
 void ThreadPool::run(uint32_t tasks, const std::function<void(uint32_t)>& fn) {
@@ -57,44 +85,35 @@ void ThreadPool::run(uint32_t tasks, const std::function<void(uint32_t)>& fn) {
     for (uint32_t i = 0; i < tasks; i++) fn(i);
     return;
   }
-  tasks_ = tasks;
   fn_ = &fn;
-  next_.store(0, std::memory_order_relaxed);
-  busy_.store(int(workers_.size()), std::memory_order_relaxed);
+  done_.store(0);
   bool sleeping;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    region_.fetch_add(1, std::memory_order_release);
+    next_.store(uint64_t(tasks) << 32);
     sleeping = sleepers_ > 0;
   }
   if (sleeping) wake_.notify_all();
   drain();
-  for (int spins = 0; busy_.load(std::memory_order_acquire) > 0; spins++) {
-    if (spins < kSpins)
-      pause();
-    else
-      std::this_thread::yield();
-  }
+  auto finished = [&] { return done_.load() == tasks; };
+  if (spin(finished)) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  waiting_.store(true);
+  finished_.wait(lock, finished);
+  waiting_.store(false);
 }
 
 void ThreadPool::work() {
-  uint64_t seen = 0;
+  auto called = [this] { return open() || stop_.load(); };
   for (;;) {
-    int spins = 0;
-    while (region_.load(std::memory_order_acquire) == seen && spins < kSpins) {
-      pause();
-      spins++;
-    }
-    if (region_.load(std::memory_order_acquire) == seen) {
+    if (!spin(called)) {
       std::unique_lock<std::mutex> lock(mutex_);
       sleepers_++;
-      wake_.wait(lock, [&] { return region_.load(std::memory_order_relaxed) != seen; });
+      wake_.wait(lock, called);
       sleepers_--;
     }
-    seen++;
-    if (stop_) return;
+    if (stop_.load()) return;
     drain();
-    busy_.fetch_sub(1, std::memory_order_release);
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "device/cpu/cpu_device.hpp"
+
 namespace nb = nanobind;
 
 namespace lily::bind {
@@ -26,26 +28,6 @@ T get_or(const nb::dict& d, const char* key, T fallback) {
 
 PartSource part_from(const nb::dict& d) {
   return {get<std::string>(d, "file"), get<uint64_t>(d, "offset"), get<uint64_t>(d, "bytes"), get<uint64_t>(d, "file_bytes")};
-}
-
-nb::list dispatch_list(const Program& program, const Stages& stages) {
-  std::vector<uint32_t> stage_of(program.dispatches().size());
-  for (uint32_t s = 0; s < stages.size(); s++)
-    for (uint32_t d : stages[s]) stage_of[d] = s;
-  nb::list list;
-  for (size_t i = 0; i < stage_of.size(); i++) {
-    const Dispatch& d = program.dispatches()[i];
-    nb::dict item;
-    item["kernel"] = d.format.empty() ? d.kernel : d.kernel + "_" + d.format;
-    item["label"] = d.label;
-    item["stage"] = stage_of[i];
-    item["groups"] = d.groups;
-    item["bytes_read"] = d.bytes_read;
-    item["bytes_written"] = d.bytes_written;
-    item["reason"] = d.reason;
-    list.append(item);
-  }
-  return list;
 }
 
 }  // namespace
@@ -143,8 +125,38 @@ nb::dict device_dict(const DeviceInfo& info) {
   return d;
 }
 
+nb::list dispatch_list(const Program& program, const Stages& stages, bool on_cpu) {
+  std::vector<uint32_t> stage_of(program.dispatches().size());
+  for (uint32_t s = 0; s < stages.size(); s++)
+    for (uint32_t d : stages[s]) stage_of[d] = s;
+  const auto waits_for = program.waits_for(stages);
+  nb::list list;
+  for (size_t i = 0; i < stage_of.size(); i++) {
+    const Dispatch& d = program.dispatches()[i];
+    nb::dict item;
+    item["kernel"] = d.format.empty() ? d.kernel : d.kernel + "_" + d.format;
+    item["label"] = d.label;
+    item["stage"] = stage_of[i];
+    item["groups"] = d.groups;
+    item["bytes_read"] = d.bytes_read;
+    item["bytes_written"] = d.bytes_written;
+    item["reason"] = d.reason;
+    nb::list after;
+    for (uint32_t before : waits_for[i]) after.append(before);
+    item["after"] = after;
+    if (on_cpu) {
+      const CpuChoice choice = choose_cpu_kernel(d.kernel);
+      item["cpu"] = choice.isa;
+      item["cpu_reason"] = choice.reason;
+    }
+    list.append(item);
+  }
+  return list;
+}
+
 nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {
-  Program forward = model.decode(split_plan(LILY_KV_BLOCK), policy), sample = model.sampler(), prefill = model.prefill(chunk, false, policy);
+  const bool on_cpu = !policy.traits.tile_map;
+  Program forward = model.decode(split_plan(LILY_KV_BLOCK), policy), sample = model.sampler(), prefill = model.prefill(chunk, false, chunk, policy);
   Stages forward_stages = forward.stages(), sample_stages = sample.stages(), prefill_stages = prefill.stages();
   nb::dict plan, decode, chunk_plan, memory;
   // Weights, states and activations of one token; K and V depend on the context and are reported by the token.
@@ -154,12 +166,12 @@ nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {
   decode["dispatches"] = forward.dispatches().size() + sample.dispatches().size();
   decode["stages"] = forward_stages.size() + sample_stages.size();
   decode["bytes"] = bytes;
-  decode["forward"] = dispatch_list(forward, forward_stages);
-  decode["sample"] = dispatch_list(sample, sample_stages);
+  decode["forward"] = dispatch_list(forward, forward_stages, on_cpu);
+  decode["sample"] = dispatch_list(sample, sample_stages, on_cpu);
   chunk_plan["rows"] = chunk;
   chunk_plan["dispatches"] = prefill.dispatches().size();
   chunk_plan["stages"] = prefill_stages.size();
-  chunk_plan["list"] = dispatch_list(prefill, prefill_stages);
+  chunk_plan["list"] = dispatch_list(prefill, prefill_stages, on_cpu);
   memory["weights"] = model.weights.bytes();
   memory["state_bytes"] = model.state.bytes;
   memory["kv_bytes_per_token"] = model.kv_bytes_per_token();

@@ -8,6 +8,7 @@
 
 #include "bind/convert.hpp"
 #include "bind/errors.hpp"
+#include "bind/limits.hpp"
 #include "bind/session_io.hpp"
 #include "bind/testing.hpp"
 #include "bind/types.hpp"
@@ -53,8 +54,8 @@ nb::dict memory_dict(const NativeModel& m) {
   d["states"] = r.states;
   d["workspace"] = r.workspace;
   d["requests"] = r.requests;
-  d["snapshots"] = 0;
-  d["total"] = r.weights + r.kv + r.states + r.workspace + r.requests;
+  d["snapshots"] = r.snapshots;
+  d["total"] = r.weights + r.kv + r.states + r.snapshots + r.workspace + r.requests;
   d["limit"] = r.limit;
   d["kv_bytes_per_token"] = r.kv_bytes_per_token;
   d["state_bytes"] = r.state_bytes;
@@ -84,7 +85,25 @@ void define_model(nb::module_& m) {
           "spec"_a, "weights"_a, "device"_a = "auto", "max_context"_a = nb::none(), "memory_limit"_a = nb::none(), "progress"_a = nb::none())
       .def("session", [](NativeModel& m) { return NativeSession{std::make_shared<Session>(m.get())}; }, "A new, empty session.")
       .def("memory", &memory_dict, "Bytes in use by kind, and the limit.")
-      .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), Policy::from_environment(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
+      .def(
+          "held_bytes",
+          [](NativeModel&, const std::vector<NativeSession*>& sessions) {
+            std::vector<std::shared_ptr<Session>> held;
+            for (NativeSession* s : sessions)
+              if (s->session) held.push_back(s->session);
+            return held_bytes(held);
+          },
+          "sessions"_a, "Bytes that these sessions hold together; what they share is counted once.")
+      .def(
+          "trim",
+          [](NativeModel& m) {
+            std::shared_ptr<Engine> engine = m.get();
+            nb::gil_scoped_release release;
+            engine->trim();
+          },
+          "Gives back memory that no session holds.")
+      .def_prop_ro("fused", [](NativeModel& m) { return m.get()->fused(); }, "Whether the plan is the fused one.")
+      .def("plan", [](NativeModel& m) { return plan_dict(m.get()->model(), m.get()->policy(), m.get()->chunk()); }, "The decode step and the prefill chunk as recorded.")
       .def(
           "close",
           [](NativeModel& m) {
@@ -153,6 +172,15 @@ void define_session(nb::module_& m) {
            })
       .def("fork", [](NativeSession& s) { return NativeSession{s.get()->fork()}; })
       .def(
+          "keep",
+          [](NativeSession& s) {
+            std::shared_ptr<Session> session = s.get();
+            nb::gil_scoped_release release;
+            session->engine()->sessions().keep(session);
+          },
+          "Kept for reuse only: from now on the engine may let go of it when memory is short, the one kept longest ago first.")
+      .def_prop_ro("evicted", [](NativeSession& s) { return !s.session || s.session->evicted(); }, "Whether the engine has let go of it, or it was closed.")
+      .def(
           "start",
           [](NativeSession& s, nb::dict sampling, uint64_t max_tokens) {
             return new NativeDecoder(std::make_unique<Decoder>(s.get(), sampling_from(sampling), max_tokens));
@@ -217,13 +245,17 @@ NB_MODULE(_native, m) {
   });
   m.def(
       "plan",
-      [](nb::dict spec, nb::list weights) {
+      [](nb::dict spec, nb::list weights, const std::string& device) {
+        lily::Policy policy = lily::Policy::from_environment();
+        policy.traits = lily::device_traits(device);
         lily::Model model(spec_from(spec), weights_from(weights), lily::DType::bf16);
-        return plan_dict(model, lily::Policy::from_environment(), lily::Engine::kDefaultChunk);
+        return plan_dict(model, policy, lily::Engine::kDefaultChunk);
       },
-      "spec"_a, "weights"_a, "The programs of a configuration, recorded without a device.");
+      "spec"_a, "weights"_a, "device"_a = "auto", "The programs of a configuration, recorded without a device.");
   define_model(m);
   define_session(m);
   define_session_io(m);
+  define_limits(m);
+  define_clock(m);
   define_testing(m);
 }

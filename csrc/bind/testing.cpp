@@ -3,8 +3,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
+
 #include "bind/types.hpp"
 #include "device/cpu/cpu_device.hpp"
+#include "device/sim/sim_library.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -103,12 +106,74 @@ void run_kernel(const std::string& name, const std::string& isa, const std::stri
   fn({copy.data(), pointers.data()}, begin, end);
 }
 
+// One dispatch on the simulator, its accesses checked against the exact arrays. `access`: r, w or b (both) per buffer. Returns its counters.
+nb::dict run_sim(const std::string& name, const std::string& storage, nb::bytes args, nb::list buffers, const std::string& access, uint32_t groups, uint32_t rows, int indirect,
+                 const std::string& variant, uint64_t seed) {
+  if (storage != "bfloat16" && storage != "float32") throw InvalidArgument("storage is '" + storage + "', expected bfloat16 or float32");
+  if (access.size() != buffers.size()) throw InvalidArgument("access has " + std::to_string(access.size()) + " letters for " + std::to_string(buffers.size()) + " buffers");
+  Dispatch d;
+  d.kernel = d.label = name;
+  d.args.assign(args.c_str(), args.c_str() + args.size());
+  d.groups = groups;
+  d.rows = rows;
+  d.indirect = indirect;
+  std::vector<nb::ndarray<nb::c_contig, nb::device::cpu>> held;
+  std::vector<SimRange> ranges;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < buffers.size(); i++) {
+    BufferUse use;
+    use.access = access[i] == 'r' ? Access::read : access[i] == 'w' ? Access::write : Access::read_write;
+    d.uses.push_back(use);
+    names.push_back("buffer " + std::to_string(i));
+    if (buffers[i].is_none()) {
+      ranges.push_back({});
+      continue;
+    }
+    held.push_back(nb::cast<nb::ndarray<nb::c_contig, nb::device::cpu>>(buffers[i]));
+    ranges.push_back({static_cast<uint8_t*>(held.back().data()), held.back().nbytes()});
+  }
+  static std::map<std::string, std::shared_ptr<SimLibrary>> libraries;
+  auto& library = libraries[storage];
+  if (!library) library = SimLibrary::open(storage == "float32" ? DType::f32 : DType::bf16);
+  Tuning tuning = Tuning::from_environment();
+  if (!variant.empty()) tuning.forced = {{name, variant}};
+  Launch launch = plan_launch(d, tuning);
+  library->set(true, seed, true);
+  library->barrier();
+  {
+    nb::gil_scoped_release release;
+    library->launch(d, launch, ranges, names);
+  }
+  const LilySimCounters* c = library->counters();
+  nb::dict result, traffic;
+  for (uint32_t i = 0; i < c->n_traffic; i++) {
+    const LilySimTraffic& t = c->traffic[i];
+    nb::dict one;
+    one["bytes_read"] = t.bytes_read;
+    one["bytes_written"] = t.bytes_written;
+    one["unique_bytes_read"] = t.unique_bytes_read;
+    one["unique_bytes_written"] = t.unique_bytes_written;
+    one["transactions"] = t.transactions;
+    one["useful_bytes"] = t.useful_bytes;
+    traffic[nb::str(t.name)] = one;
+  }
+  result["function"] = launch.function;
+  result["threadgroups"] = c->threadgroups;
+  result["barriers"] = c->barriers;
+  result["threadgroup_bytes"] = c->threadgroup_bytes;
+  result["traffic"] = traffic;
+  return result;
+}
+
 }  // namespace
 
 void define_testing(nb::module_& m) {
   nb::module_ t = m.def_submodule("testing", "Hooks for tests; not a stable interface.");
   t.def("fail_at", [](NativeModel& m, int step, int stage) { m.get()->device()->fail_at(step, stage); }, "model"_a, "step"_a, "stage"_a);
+  t.def("run_sim", &run_sim, "name"_a, "storage"_a, "args"_a, "buffers"_a, "access"_a, "groups"_a, "rows"_a, "indirect"_a = -1, "variant"_a = "", "seed"_a = 0);
+  t.def("launch_kernels", &launch_kernels);
   t.def("set_schedule", [](NativeModel& m, const std::string& text) { m.get()->set_schedule(Schedule::parse(text)); }, "model"_a, "schedule"_a);
+  t.def("set_regular_snapshots", [](NativeModel& m, bool on) { m.get()->set_regular_snapshots(on); }, "model"_a, "on"_a);
   t.def("trace", &trace, "model"_a, "ids"_a);
   t.def("state", &state, "session"_a);
   t.def("counters", [](NativeModel& m) {
@@ -117,9 +182,11 @@ void define_testing(nb::module_& m) {
     d["submissions"] = c.submissions;
     d["stages"] = c.stages;
     d["dispatches"] = c.dispatches;
+    d["host_reads"] = c.host_reads;
     return d;
   }, "model"_a);
   t.def("instruction_sets", [] { return cpu_instruction_sets(); });
+  t.def("variants", [] { return cpu_variants(); });
   t.def("kernels", [] { return cpu_kernel_names(); });
   t.def("run_kernel", &run_kernel, "name"_a, "isa"_a, "storage"_a, "args"_a, "buffers"_a, "begin"_a, "end"_a);
 }

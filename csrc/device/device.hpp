@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/error.hpp"
 #include "device/dispatch.hpp"
 
 namespace lily {
@@ -76,9 +77,24 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
 };
 
+// Called on the device's thread after each submission that ran, with the seconds of its stages.
+using StageTimes = std::function<void(const PreparedPtr&, const std::vector<double>&)>;
+
+// What a device wants of the programs that are recorded for it.
+struct DeviceTraits {
+  bool tile_map = false;          // routed rows go through a tile map and indirect grids
+  bool expand = false;            // weights of matrix products are dequantised to a buffer first: for comparison
+  uint32_t tile_rows = 0;         // rows of its tiles; 0: 16 or 32 by the mean rows of an expert
+  uint32_t key_blocks = 0;        // K/V blocks of one dispatch of prefill attention; 0: all of them
+  uint32_t long_context = 0;      // tokens from which decode attention takes its long form; 0: never
+};
+DeviceTraits gpu_traits();
+DeviceTraits device_traits(const std::string& name);  // without opening it; DeviceError for an unknown name
+
 // What a device has executed since it was opened.
 struct Counters {
   uint64_t submissions = 0, stages = 0, dispatches = 0;
+  uint64_t host_reads = 0;  // grids that the host read back between dispatches: only with LILY_INDIRECT=host
 };
 
 class Device {
@@ -86,18 +102,21 @@ class Device {
   virtual ~Device() = default;
   virtual DeviceInfo info() const = 0;
   virtual DType storage() const = 0;                      // bf16, or f32 in the debug mode
+  virtual DeviceTraits traits() const { return {}; }
   virtual BufferPtr allocate(uint64_t bytes) = 0;         // contents undefined; OutOfMemoryError
   virtual BufferPtr wrap(const uint8_t* data, uint64_t bytes, std::shared_ptr<void> owner) = 0;  // read-only weights in mapped memory
   virtual PreparedPtr prepare(std::vector<Dispatch> dispatches, Stages stages) = 0;
   virtual TicketPtr submit(Submission submission) = 0;
   virtual int in_flight() const = 0;
   virtual Counters counters() const = 0;
+  // An empty function stops it. Set while nothing is in flight.
+  virtual void set_clock(StageTimes) { throw DeviceError("this device does not time its stages; profile on the cpu"); }
   // Test hook: the submission numbered `step` from now on (0 is the next) fails at `stage`.
   virtual void fail_at(int step, int stage) = 0;
 };
 using DevicePtr = std::shared_ptr<Device>;
 
-// "auto", "cpu", "cpu:float32"; DeviceError for a device that this build or machine lacks.
+// "auto", "cpu", "cpu:float32", "sim", "sim:float32"; DeviceError for a device that this build or machine lacks.
 DevicePtr open_device(const std::string& name);
 std::vector<DeviceInfo> list_devices();
 

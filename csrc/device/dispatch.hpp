@@ -34,7 +34,9 @@ struct Dispatch {
   std::string reason;  // why this variant was chosen
   std::vector<BufferUse> uses;
   std::vector<uint8_t> args;
-  uint32_t groups = 0;         // threadgroups
+  uint32_t groups = 0;         // threadgroups of the CPU's grid
+  uint32_t rows = 1;           // row bucket of the program: 1 in decode
+  int indirect = -1;           // the use that holds a GPU's grid u32[3], written by an earlier dispatch
   uint64_t bytes_read = 0;     // estimate of the traffic, experts counted by how many are chosen
   uint64_t bytes_written = 0;
   std::vector<TraceTag> traces;

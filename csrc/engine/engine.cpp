@@ -8,7 +8,8 @@
 
 namespace lily {
 
-std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit, const Progress& progress) {
+std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit,
+                                     const Progress& progress) {
   // A forked child cannot stop threads that it does not have: there the engine is left as it is.
   std::shared_ptr<Engine> e(new Engine(), [](Engine* p) {
     if (!p->forked()) delete p;
@@ -16,6 +17,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   e->policy_ = Policy::from_environment();
   if (const char* text = std::getenv("LILY_SCHEDULE"); text && *text) e->schedule_ = Schedule::parse(text);
   e->device_ = open_device(device_name);
+  e->policy_.traits = e->device_->traits();
   e->model_ = std::make_unique<Model>(spec, sources, e->device_->storage());
   uint64_t limit = memory_limit ? memory_limit : std::max<uint64_t>(e->device_->info().memory_bytes, 1);
   e->budget_ = std::make_shared<MemoryBudget>(limit);
@@ -34,6 +36,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   e->fixed_ = fixed;
   e->states_ = std::make_shared<StatePool>(e->device_, e->budget_, m.state.bytes);
   e->kv_ = std::make_shared<KvCache>(e->device_, e->budget_, m.spec.attention_layers(), m.kv_block_bytes(), [raw = e.get()] { raw->drain(); });
+  e->budget_->set_make_room([raw = e.get()] { return raw->make_room(); });
   return e;
 }
 
@@ -59,15 +62,57 @@ void Engine::set_chunk(uint32_t rows) {
   chunk_ = rows;
 }
 
+uint32_t Engine::cut_context(uint32_t tokens) const { return policy_.traits.key_blocks * LILY_KV_BLOCK * attention_parts(policy_.traits, tokens); }
+
+uint32_t Engine::fitting_chunk(size_t tokens, size_t rows) {
+  std::lock_guard lock(mutex_);
+  // Arenas grow by doubling from four blocks.
+  const uint64_t blocks = std::bit_ceil(std::max<uint64_t>(4, (tokens + rows + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK));
+  const uint64_t arenas = blocks * LILY_KV_BLOCK * model_->kv_bytes_per_token(), grown = budget_->used(MemoryKind::kv);
+  const uint64_t request = 8ull * (model_->spec.vocab_size + chunk_) + 16384;  // ids, logits, settings
+  const uint64_t kept = request + 3 * model_->state.bytes + (arenas > grown ? arenas - grown : 0);
+  uint32_t chunk = chunk_;
+  for (; chunk > 16; chunk = (chunk + 1) / 2) {
+    const uint64_t held = workspace_ ? workspace_->bytes() : 0, needed =
+        ready({ProgramKey::prefill, row_bucket(uint32_t(std::min<size_t>(rows, chunk)), chunk), false, cut_context(uint32_t(tokens + rows))}).workspace;
+    if (needed <= held || needed - held + kept <= budget_->limit() - budget_->used()) break;
+  }
+  return chunk;
+}
+
 void Engine::set_schedule(const Schedule& schedule) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
   schedule_ = schedule;
   programs_.clear();
 }
 
 MemoryReport Engine::memory() const {
-  return {budget_->used(MemoryKind::weights),   budget_->used(MemoryKind::kv), budget_->used(MemoryKind::states), budget_->used(MemoryKind::workspace),
-          budget_->used(MemoryKind::requests), budget_->limit(),              model_->kv_bytes_per_token(),      model_->state.bytes};
+  const uint64_t snapshots = sessions_.snapshot_states() * model_->state.bytes, states = budget_->used(MemoryKind::states);
+  return {budget_->used(MemoryKind::weights),
+          budget_->used(MemoryKind::kv),
+          states - std::min(states, snapshots),
+          snapshots,
+          budget_->used(MemoryKind::workspace),
+          budget_->used(MemoryKind::requests),
+          budget_->limit(),
+          model_->kv_bytes_per_token(),
+          model_->state.bytes};
+}
+
+// Spare states first, then the session that was kept for reuse and not used for longest, with the arenas that it leaves empty.
+bool Engine::make_room() {
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  if (states_ && states_->trim()) return true;
+  if (!sessions_.evict_one()) return false;
+  states_->trim();
+  kv_->shrink();
+  return true;
+}
+
+void Engine::trim() {
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  states_->trim();
+  kv_->shrink();
 }
 
 uint32_t Engine::row_bucket(uint32_t rows, uint32_t chunk) {
@@ -79,7 +124,7 @@ Program Engine::record(const ProgramKey& key, const Policy& policy) const {
   switch (key.kind) {
     case ProgramKey::decode: return model_->decode(split_plan(key.rows), policy);
     case ProgramKey::sampler: return model_->sampler();
-    case ProgramKey::prefill: return model_->prefill(key.rows, key.flag, policy);
+    case ProgramKey::prefill: return model_->prefill(key.rows, key.flag, key.context, policy);
     case ProgramKey::head_rows: return model_->head_rows(key.rows, key.flag);
     default: return model_->head_step();
   }
@@ -95,12 +140,13 @@ const Engine::Ready& Engine::ready(const ProgramKey& key) {
 
 TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& bound, const Request& request) {
   refuse_fork();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
   ProgramKey key = asked;
   if (key.kind == ProgramKey::decode) {  // one program for all contexts of a split plan
     SplitPlan split = split_plan(key.rows);
     key.rows = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
   }
+  if (key.kind == ProgramKey::prefill) key.context = cut_context(key.context);
   const Ready& program = ready(key);
   // A larger workspace replaces the smaller one; submissions in flight keep theirs alive, and nothing in it outlives a submission.
   if (!workspace_ || workspace_->bytes() < program.workspace) {
@@ -126,7 +172,7 @@ BindingSet Engine::bind() const {
 }
 
 BindingSet Engine::base_bindings() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
   return bind();
 }
 

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "engine/pools.hpp"
+#include "engine/session_table.hpp"
+#include "engine/stage_clock.hpp"
 
 namespace lily {
 
@@ -21,7 +23,7 @@ struct Interrupted : Error {
 };
 
 struct MemoryReport {
-  uint64_t weights, kv, states, workspace, requests, limit, kv_bytes_per_token, state_bytes;
+  uint64_t weights, kv, states, snapshots, workspace, requests, limit, kv_bytes_per_token, state_bytes;
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {
@@ -35,15 +37,25 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const DevicePtr& device() const { return device_; }
   uint32_t max_context() const { return model_->spec.max_context; }
   uint32_t chunk() const { return chunk_; }
+  const Policy& policy() const { return policy_; }
+  // Rows to read at once of `rows` more after `tokens`: chunk(), halved until its workspace fits in the budget beside the keys and values of all of them.
+  // The numbers do not depend on it.
+  uint32_t fitting_chunk(size_t tokens, size_t rows);
   void set_chunk(uint32_t rows);
   void set_schedule(const Schedule& schedule);
   MemoryReport memory() const;
+  bool fused() const { return policy_.fused; }
+  SessionTable& sessions() { return sessions_; }
+  void trim();  // gives back what no session holds
+  bool regular_snapshots() const { return regular_snapshots_; }
+  void set_regular_snapshots(bool on) { regular_snapshots_ = on; }  // for measuring what they cost
 
   // Programs by what changes their shape. Recorded and prepared on first use.
   struct ProgramKey {
     enum Kind { decode, sampler, prefill, head_rows, head_step } kind;
     uint32_t rows = 1;  // prefill and head: row bucket; decode: context tokens
     bool flag = false;  // prefill: all rows; head: score
+    uint32_t context = 0;  // prefill: tokens that its last row may see
     auto operator<=>(const ProgramKey&) const = default;
   };
   Program record(const ProgramKey& key, const Policy& policy) const;
@@ -68,12 +80,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   BufferPtr request_buffer(uint64_t bytes) { return allocate_counted(device_, budget_, MemoryKind::requests, bytes); }
   uint64_t state_bytes() const { return states_->bytes(); }
   KvCache& kv() { return *kv_; }
-  std::mutex& mutex() { return mutex_; }
+  std::recursive_mutex& mutex() { return mutex_; }
   BindingSet base_bindings();  // weights and K/V arenas; takes mutex()
   void drain();  // until nothing is in flight
 
+  void start_clock();
+  std::vector<TimedProgram> stop_clock();  // InvalidArgument when none runs
+
   static uint32_t row_bucket(uint32_t rows, uint32_t chunk);
-  static constexpr uint32_t kDefaultChunk = 512;
+  static constexpr uint32_t kDefaultChunk = 2048;  // every sweep over the weights serves so many rows
 
  private:
   Engine();
@@ -82,6 +97,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     uint64_t workspace;
   };
   void refuse_fork() const;
+  uint32_t cut_context(uint32_t tokens) const;  // one value, and so one program, for all contexts whose prefill attention is cut alike
+  bool make_room();
   BindingSet bind() const;
   const Ready& ready(const ProgramKey& key);
 
@@ -95,9 +112,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Policy policy_;
   Schedule schedule_;
   uint32_t chunk_ = kDefaultChunk;
-  std::mutex mutex_;  // programs, workspace, K/V allocation, order of submissions
+  bool regular_snapshots_ = true;
+  SessionTable sessions_;
+  std::recursive_mutex mutex_;  // programs, workspace, K/V allocation, order of submissions; an allocation under it may make room
   std::map<ProgramKey, Ready> programs_;
   BufferPtr workspace_;
+  std::shared_ptr<StageClock> clock_;
 };
 
 }  // namespace lily

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -16,15 +17,25 @@ class MemoryBudget {
  public:
   explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
 
+  // `make_room` lets go of something that is kept for reuse only; false when there is nothing. Called without the budget's lock.
+  void set_make_room(std::function<bool()> make_room) { make_room_ = std::move(make_room); }
   void reserve(MemoryKind kind, uint64_t bytes) {
+    while (!try_reserve(kind, bytes))
+      if (!make_room()) refuse(kind, bytes);
+  }
+  // As it stands, without making room.
+  bool try_reserve(MemoryKind kind, uint64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t used = total();
-    if (bytes > limit_ || used > limit_ - bytes) {
-      static const char* kNames[] = {"the weights", "the K/V cache", "the recurrent states", "the workspace", "the request"};
-      throw OutOfMemoryError(std::string(kNames[int(kind)]) + " do not fit in the memory limit of " + std::to_string(limit_) + " bytes", bytes, limit_ > used ? limit_ - used : 0,
-                             "raise memory_limit, lower max_context, or close sessions that are no longer needed");
-    }
+    if (bytes > limit_ || total() > limit_ - bytes) return false;
     used_[int(kind)] += bytes;
+    return true;
+  }
+  bool make_room() { return make_room_ && make_room_(); }
+  [[noreturn]] void refuse(MemoryKind kind, uint64_t bytes) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    static const char* kNames[] = {"the weights", "the K/V cache", "the recurrent states", "the workspace", "the request"};
+    throw OutOfMemoryError(std::string(kNames[int(kind)]) + " do not fit in the memory limit of " + std::to_string(limit_) + " bytes", bytes,
+                           limit_ > total() ? limit_ - total() : 0, "raise memory_limit, lower max_context, or close sessions that are no longer needed");
   }
   void release(MemoryKind kind, uint64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -33,6 +44,10 @@ class MemoryBudget {
   uint64_t used(MemoryKind kind) const {
     std::lock_guard<std::mutex> lock(mutex_);
     return used_[int(kind)];
+  }
+  uint64_t used() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return total();
   }
   uint64_t limit() const { return limit_; }
 
@@ -43,6 +58,7 @@ class MemoryBudget {
     return n;
   }
   const uint64_t limit_;
+  std::function<bool()> make_room_;
   mutable std::mutex mutex_;
   std::array<uint64_t, kMemoryKinds> used_{};
 };

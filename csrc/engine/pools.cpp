@@ -51,6 +51,13 @@ StatePtr StatePool::acquire() {
   });
 }
 
+bool StatePool::trim() {
+  std::vector<BufferPtr> spare;
+  std::lock_guard<std::mutex> lock(mutex_);
+  spare.swap(free_);
+  return !spare.empty();
+}
+
 StatePtr StatePool::zero() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -69,43 +76,87 @@ KvBlock::~KvBlock() { cache_->free(index_); }
 KvCache::KvCache(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint32_t layers, uint64_t block_bytes, std::function<void()> drain)
     : device_(std::move(device)), budget_(std::move(budget)), block_bytes_(block_bytes), drain_(std::move(drain)), k_(layers), v_(layers) {}
 
-void KvCache::grow() {
-  uint32_t capacity = capacity_ ? capacity_ * 2 : 4;
-  uint64_t added = uint64_t(capacity - capacity_) * block_bytes_ * 2 * k_.size();
-  budget_->reserve(MemoryKind::kv, added);
-  try {
-    drain_();
-    for (auto* arenas : {&k_, &v_})
-      for (BufferPtr& arena : *arenas) {
-        BufferPtr larger = device_->allocate(uint64_t(capacity) * block_bytes_);
-        if (arena) std::memcpy(larger->host(), arena->host(), uint64_t(capacity_) * block_bytes_);
-        arena = larger;
-      }
-  } catch (...) {
-    budget_->release(MemoryKind::kv, added);
-    throw;
+uint64_t KvCache::arena_bytes() const {
+  uint64_t bytes = 0;
+  for (auto* arenas : {&k_, &v_})
+    for (const BufferPtr& arena : *arenas) bytes += arena ? arena->bytes() : 0;
+  return bytes;
+}
+
+// By doubling, or by less where the limit is near. While an arena is copied the old one is there as well: it is in the budget too.
+bool KvCache::grow(uint32_t blocks) {
+  for (uint32_t more = std::max(capacity_ ? capacity_ : 4u, blocks);; more = std::max(blocks, more / 2)) {
+    const uint64_t grown = uint64_t(capacity_ + more) * block_bytes_ * 2 * k_.size(), reserved = grown - arena_bytes() + uint64_t(capacity_) * block_bytes_;
+    if (budget_->try_reserve(MemoryKind::kv, reserved)) {
+      resize(capacity_ + more, reserved);
+      return true;
+    }
+    if (more == blocks) return false;
   }
+}
+
+// `reserved` bytes of the budget are used for it; what is left of them at the end, or after a failure, is released. Arenas that already have the size, from
+// an attempt that the device refused half-way, stay.
+void KvCache::resize(uint32_t capacity, uint64_t reserved) {
+  struct Settle {
+    KvCache& kv;
+    uint64_t counted;
+    ~Settle() { kv.budget_->release(MemoryKind::kv, counted - kv.arena_bytes()); }
+  } settle{*this, arena_bytes() + reserved};
+  const uint64_t size = uint64_t(capacity) * block_bytes_, kept = uint64_t(std::min(capacity, capacity_)) * block_bytes_;
+  drain_();
+  for (auto* arenas : {&k_, &v_})
+    for (BufferPtr& arena : *arenas) {
+      if (arena && arena->bytes() == size) continue;
+      BufferPtr fresh = size ? device_->allocate(size) : nullptr;
+      if (arena && kept) std::memcpy(fresh->host(), arena->host(), kept);
+      arena = std::move(fresh);
+    }
   std::lock_guard<std::mutex> lock(mutex_);
-  for (uint32_t i = capacity; i-- > capacity_;) free_.push_back(i);
+  for (uint32_t i = capacity_; i < capacity; i++) free_.insert(i);
+  free_.erase(free_.lower_bound(capacity), free_.end());
   capacity_ = capacity;
 }
 
-KvBlockPtr KvCache::allocate() {
+bool KvCache::shrink() {
+  uint32_t end = capacity_;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!free_.empty()) {
-      uint32_t index = free_.back();
-      free_.pop_back();
-      return std::make_shared<KvBlock>(shared_from_this(), index);
-    }
+    for (auto last = free_.rbegin(); last != free_.rend() && *last + 1 == end; ++last) end--;
   }
-  grow();
-  return allocate();
+  const uint64_t copied = uint64_t(end) * block_bytes_;
+  if (capacity_ == 0 || end > capacity_ / 2 || !budget_->try_reserve(MemoryKind::kv, copied)) return false;
+  resize(end, copied);
+  return true;
+}
+
+void KvCache::prepare(uint32_t blocks) {
+  size_t have;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    have = free_.size();
+  }
+  if (blocks > have) grow(uint32_t(blocks - have));
+}
+
+KvBlockPtr KvCache::allocate() {
+  for (;;) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        uint32_t index = *free_.begin();
+        free_.erase(free_.begin());
+        return std::make_shared<KvBlock>(shared_from_this(), index);
+      }
+    }
+    // A session that is let go of gives blocks back, so that nothing need grow.
+    if (!grow(1) && !budget_->make_room()) budget_->refuse(MemoryKind::kv, block_bytes_ * (2 * k_.size() + capacity_));
+  }
 }
 
 void KvCache::free(uint32_t index) {
   std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(index);
+  free_.insert(index);
 }
 
 void KvCache::copy(uint32_t from, uint32_t to) {

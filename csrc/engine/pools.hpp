@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "device/device.hpp"
@@ -23,6 +24,7 @@ class StatePool : public std::enable_shared_from_this<StatePool> {
   StatePtr acquire();
   StatePtr zero();  // the state before the first token
   uint64_t bytes() const { return bytes_; }
+  bool trim();  // lets go of spare buffers; false when there were none
 
  private:
   static constexpr size_t kSpare = 4;  // free buffers kept for the next step
@@ -55,6 +57,8 @@ class KvCache : public std::enable_shared_from_this<KvCache> {
   // `drain` waits until nothing is in flight: growing moves the arenas.
   KvCache(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint32_t layers, uint64_t block_bytes, std::function<void()> drain);
   KvBlockPtr allocate();
+  void prepare(uint32_t blocks);  // grows once, for so many more blocks
+  bool shrink();  // gives back the free end of the arenas when it is at least half of them; false when nothing changed
   void copy(uint32_t from, uint32_t to);  // contents of a block, all layers; nothing in flight may write `from`
   void bind(const StepSymbols& use, BindingSet& bindings) const;
   const BufferPtr& k(uint32_t layer) const { return k_[layer]; }
@@ -63,7 +67,9 @@ class KvCache : public std::enable_shared_from_this<KvCache> {
 
  private:
   friend class KvBlock;
-  void grow();
+  bool grow(uint32_t blocks);  // by at least so many; false when the limit does not allow it
+  void resize(uint32_t capacity, uint64_t reserved);
+  uint64_t arena_bytes() const;
   void free(uint32_t index);
   DevicePtr device_;
   std::shared_ptr<MemoryBudget> budget_;
@@ -72,7 +78,7 @@ class KvCache : public std::enable_shared_from_this<KvCache> {
   std::vector<BufferPtr> k_, v_;
   uint32_t capacity_ = 0;
   std::mutex mutex_;
-  std::vector<uint32_t> free_;
+  std::set<uint32_t> free_;  // the lowest is taken first, so that the end of the arenas becomes free
 };
 
 }  // namespace lily

@@ -6,10 +6,19 @@
 
 namespace lily {
 
-Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) { step_ = engine_->request_buffer(sizeof(LilyStep)); }
+Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
+  step_ = engine_->request_buffer(sizeof(LilyStep));
+  engine_->sessions().add(this);
+}
+
+Session::~Session() { engine_->sessions().remove(this); }
 
 Session::Busy::Busy(Session& s) : session(s) {
   if (s.busy_.exchange(true)) throw InvalidArgument("session is busy: another call or an open stream uses it; fork() it to work in parallel");
+  if (s.evicted_) {
+    s.busy_ = false;
+    throw InvalidArgument("the session was let go of because memory ran short");
+  }
 }
 
 void Session::check_ids(const int32_t* ids, size_t n) const {
@@ -24,9 +33,18 @@ void Session::check_ids(const int32_t* ids, size_t n) const {
 StatePtr Session::current() const { return state_ ? state_ : engine_->zero_state(); }
 
 void Session::reserve(uint32_t end) {
-  std::lock_guard<std::mutex> lock(engine_->mutex());
+  for (;;) try {
+      return reserve_blocks(end);
+    } catch (const OutOfMemoryError&) {
+      if (!drop_snapshot()) throw;
+    }
+}
+
+void Session::reserve_blocks(uint32_t end) {
+  std::lock_guard<std::recursive_mutex> lock(engine_->mutex());
   KvCache& kv = engine_->kv();
   const size_t needed = (size_t(end) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK, first = consumed_ / LILY_KV_BLOCK;
+  if (needed > blocks_.size()) kv.prepare(uint32_t(needed - blocks_.size()));
   // Everything is allocated before anything of the session changes: an allocation that fails leaves it as it was.
   std::vector<KvBlockPtr> blocks = blocks_;
   bool copied = first < blocks.size() && blocks_[first].use_count() > 2;  // more than blocks_ and the local copy: shared with a fork
@@ -96,11 +114,11 @@ struct Stop {
 
 // Marks and regular positions in the `rows` tokens after `position`, ascending. A chunk carries LILY_MAX_SNAPSHOTS of them besides the one at its end; where
 // there are more, `rows` is cut at the next.
-std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vector<uint32_t>& marks, uint32_t& rows) {
+std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vector<uint32_t>& marks, bool regular_ones, uint32_t& rows) {
   std::vector<Stop> stops;
   auto mark = std::upper_bound(marks.begin(), marks.end(), begin);
   for (uint32_t at = 0; at < rows;) {
-    uint32_t regular = at + Session::kSnapshotInterval - (position + at) % Session::kSnapshotInterval;
+    uint32_t regular = regular_ones ? at + Session::kSnapshotInterval - (position + at) % Session::kSnapshotInterval : UINT32_MAX;
     uint32_t marked = mark != marks.end() ? *mark - begin : UINT32_MAX;
     at = std::min(regular, marked);
     if (at > rows) break;
@@ -116,7 +134,8 @@ std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vec
 void Session::read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
                    const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks, bool keep_end) {
   const Model& model = engine_->model();
-  const uint32_t chunk = engine_->chunk();
+  const uint32_t room = rows_out ? uint32_t(rows_out->bytes() / (uint64_t(model.spec.hidden_size) * 4)) : UINT32_MAX;
+  const uint32_t chunk = std::min(engine_->fitting_chunk(consumed_, n), room);
   tokens_.reserve(tokens_.size() + n + 1);
   origins_.reserve(origins_.size() + n + 1);
   if (pending()) consume_pending(engine_->request_buffer(uint64_t(model.spec.vocab_size) * 4), interrupt);
@@ -125,7 +144,7 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
   for (size_t begin = 0; begin < n;) {
     // Borders lie on a grid of absolute positions, so that the regular snapshots are states at the end of a chunk and cost nothing.
     uint32_t rows = uint32_t(std::min<size_t>(chunk - consumed_ % chunk, n - begin));
-    const std::vector<Stop> stops = stops_within(consumed_, uint32_t(begin), marks, rows);
+    const std::vector<Stop> stops = stops_within(consumed_, uint32_t(begin), marks, engine_->regular_snapshots(), rows);
     reserve(consumed_ + rows);
     auto* record = reinterpret_cast<LilyStep*>(step_->host());
     *record = {};
@@ -139,13 +158,14 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
     std::vector<Snapshot> passed;
     for (const Stop& stop : stops) {
       if (stop.after == rows) break;  // the state at the end, which is kept anyway
-      StatePtr state = fresh_state();
+      StatePtr state = snapshot_state();
+      if (!state) continue;
       record->snapshot_rows[record->n_snapshots] = stop.after - 1;
       bound.push_back({model.use.snapshots[record->n_snapshots++], *state});
       passed.push_back({consumed_ + stop.after, state, stop.marked});
     }
     auto cancel = std::make_shared<std::atomic<bool>>(false);
-    engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
+    engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr, consumed_ + rows}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
     commit_chunk(ids + begin, rows, out, passed, (keep_end && begin + rows == n) || (!stops.empty() && stops.back().after == rows && stops.back().marked));
     begin += rows;
@@ -160,7 +180,7 @@ void Session::commit_chunk(const int32_t* ids, uint32_t rows, const StatePtr& ou
   state_ = out;
   consumed_ += rows;
   for (const Snapshot& s : passed) keep_snapshot(s.position, s.state, s.marked);
-  if (marked || consumed_ % kSnapshotInterval == 0) keep_snapshot(consumed_, state_, marked);
+  if (marked || (consumed_ % kSnapshotInterval == 0 && engine_->regular_snapshots())) keep_snapshot(consumed_, state_, marked);
 }
 
 void Session::commit_generated(int32_t token, const StatePtr& out, uint32_t consumed) {
@@ -170,16 +190,6 @@ void Session::commit_generated(int32_t token, const StatePtr& out, uint32_t cons
   if (!out) return;
   state_ = out;
   consumed_ = consumed;
-}
-
-Session::View Session::view() const {
-  std::lock_guard<std::mutex> lock(content_);
-  View v{tokens_, origins_, tokens_.size() > consumed_, 0, {}};
-  for (const Snapshot& s : snapshots_) v.snapshots.push_back(s.position);
-  v.nbytes = uint64_t(blocks_.size()) * engine_->model().kv_block_bytes() * 2 * engine_->model().spec.attention_layers() + tokens_.size() * 5;
-  bool counted = !state_ || (!snapshots_.empty() && snapshots_.back().state == state_);
-  v.nbytes += (snapshots_.size() + !counted) * engine_->state_bytes();
-  return v;
 }
 
 void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks, bool keep_end) {
@@ -203,20 +213,41 @@ StatePtr Session::fresh_state() {
   for (;;) try {
       return engine_->new_state();
     } catch (const OutOfMemoryError&) {
-      std::lock_guard<std::mutex> lock(content_);
-      if (snapshots_.empty()) throw;
-      snapshots_.erase(snapshots_.begin());
+      if (!drop_snapshot()) throw;
     }
 }
 
-// Marked ones: the newest few. Regular ones: an older one must sit on a coarser grid, so that their number grows with the logarithm of the length.
+bool Session::drop_snapshot() {
+  std::lock_guard<std::mutex> lock(content_);
+  if (snapshots_.empty()) return false;
+  snapshots_.erase(snapshots_.begin());
+  return true;
+}
+
+// For a state that is kept on the way: a prompt that is read without it is better than none.
+StatePtr Session::snapshot_state() {
+  try {
+    return engine_->new_state();
+  } catch (const OutOfMemoryError&) {
+    return nullptr;
+  }
+}
+
+// Marked ones: the newest few, the first, and between them one for each doubling of the distance from the end. Regular ones: an older one must sit on a
+// coarser grid. The number of both grows with the logarithm of the length.
 void Session::thin_snapshots() {
   const uint32_t newest = snapshots_.empty() ? 0 : snapshots_.back().position;
+  const auto first = std::find_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& s) { return s.marked; });
+  const uint32_t head = first != snapshots_.end() ? first->position : 0;
   size_t marked = 0;
+  uint32_t kept = newest;
   for (size_t i = snapshots_.size(); i-- > 0;) {
     Snapshot& s = snapshots_[i];
-    if (s.marked && ++marked > kMarkedSnapshots) s.marked = false;
-    if (s.marked) continue;
+    if (s.marked && ++marked > kMarkedSnapshots && s.position != head && kept - s.position < newest - kept) s.marked = false;
+    if (s.marked) {
+      kept = s.position;
+      continue;
+    }
     uint32_t step = s.position / kSnapshotInterval;
     bool regular = s.position % kSnapshotInterval == 0 && step > 0;
     uint64_t reach = regular ? uint64_t(4 * kSnapshotInterval) << std::countr_zero(step) : 0;
@@ -282,7 +313,7 @@ void Session::append_rows(const int32_t* ids, size_t n, Rows mode, float* out, c
   check_ids(ids, n);
   const Model& model = engine_->model();
   const uint64_t V = model.spec.vocab_size, H = model.spec.hidden_size;
-  const uint32_t chunk = engine_->chunk();
+  const uint32_t chunk = engine_->fitting_chunk(consumed_, n);
   BufferPtr rows_out = engine_->request_buffer(uint64_t(Engine::row_bucket(uint32_t(std::min<size_t>(chunk, n)), chunk)) * H * 4);
   BufferPtr head_step = engine_->request_buffer(sizeof(LilyStep));
   bool score = mode == Rows::score;
@@ -338,7 +369,7 @@ void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
   const Model& model = engine_->model();
   if (pending()) throw InvalidArgument("a trace starts after a consumed token");
   reserve(consumed_ + uint32_t(n));
-  Program program = engine_->record({Engine::ProgramKey::prefill, uint32_t(n), false}, {false, "trace"});
+  Program program = engine_->record({Engine::ProgramKey::prefill, uint32_t(n), false, consumed_ + uint32_t(n)}, {false, "trace", engine_->device()->traits()});
   Submission s;
   s.program = engine_->device()->prepare(program.dispatches(), program.order({Schedule::Kind::serial, 0, -1}));
   s.bindings = engine_->base_bindings();

@@ -26,9 +26,11 @@ struct SessionImage;
 class Session {
  public:
   static constexpr uint32_t kSnapshotInterval = 1024;
-  static constexpr size_t kMarkedSnapshots = 8;  // the newest ones stay
+  static constexpr size_t kMarkedSnapshots = 8;  // so many of the newest stay, and few of the others
 
   explicit Session(std::shared_ptr<Engine> engine);
+  ~Session();
+  Session(const Session&) = delete;
 
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
   // Reads ids in chunks, after decoding a pending token. Whole chunks read before an error or an interrupt stay, with their snapshots.
@@ -56,6 +58,17 @@ class Session {
     std::vector<uint32_t> snapshots;  // positions
   };
   View view() const;
+  // What it holds, by identity; for counting.
+  struct Holdings {
+    const BufferPtr* state;  // null before the first token
+    std::vector<const BufferPtr*> snapshots;
+    std::vector<const KvBlock*> blocks;
+    size_t tokens;
+  };
+  Holdings holdings() const;
+  // Lets go of everything, for good, unless it is in use; then false, as for one that was evicted before.
+  bool evict();
+  bool evicted() const { return evicted_.load(); }
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const std::vector<Origin>& origins() const { return origins_; }
   bool pending() const { return tokens_.size() > consumed_; }
@@ -78,6 +91,7 @@ class Session {
   };
   void check_ids(const int32_t* ids, size_t n) const;
   void reserve(uint32_t end);  // K/V blocks for positions below end, the first one to be written unshared
+  void reserve_blocks(uint32_t end);
   void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
   void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
             const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks, bool keep_end = true);
@@ -85,7 +99,9 @@ class Session {
   void commit_generated(int32_t token, const StatePtr& out, uint32_t consumed);  // out null: nothing was consumed
   void keep_snapshot(uint32_t position, const StatePtr& state, bool marked);
   void thin_snapshots();
-  StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full
+  StatePtr snapshot_state();  // null when the budget is full
+  StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full, as reserve() does
+  bool drop_snapshot();
   std::shared_ptr<Session> copy(uint32_t n_tokens, const StatePtr& state, uint32_t consumed) const;
   std::vector<Engine::Bound> common(const StatePtr& in, const StatePtr& out, const BufferPtr& step) const;
   StatePtr current() const;
@@ -101,7 +117,7 @@ class Session {
   std::vector<Snapshot> snapshots_;  // ascending
   std::vector<KvBlockPtr> blocks_;
   BufferPtr table_, step_;
-  std::atomic<bool> busy_{false};
+  std::atomic<bool> busy_{false}, evicted_{false};
 };
 
 }  // namespace lily

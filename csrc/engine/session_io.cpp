@@ -41,7 +41,7 @@ SessionImage export_session(Session& session) {
   const uint64_t block = kv.block_bytes(), row = uint64_t(model.spec.head_dim) * dtype_bytes(model.storage);
   const size_t blocks = (size_t(session.consumed_) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK;
   const uint32_t live = session.consumed_ % LILY_KV_BLOCK;  // rows of the last block, 0: all
-  std::lock_guard<std::mutex> lock(session.engine_->mutex());
+  std::lock_guard<std::recursive_mutex> lock(session.engine_->mutex());
   for (uint32_t layer = 0; layer < model.spec.attention_layers(); layer++)
     for (bool keys : {true, false}) {
       const uint8_t* arena = blocks ? (keys ? kv.k(layer) : kv.v(layer))->host() : nullptr;
@@ -94,7 +94,7 @@ std::shared_ptr<Session> import_session(const std::shared_ptr<Engine>& engine, c
   session->consumed_ = image.consumed;
   if (!states.empty()) session->state_ = states.back();
   for (const auto& s : image.snapshots) session->snapshots_.push_back({s.position, states[s.state], s.marked});
-  std::lock_guard<std::mutex> lock(engine->mutex());
+  std::lock_guard<std::recursive_mutex> lock(engine->mutex());
   for (size_t i = 0; i < image.kv.size(); i++) {
     uint8_t* arena = blocks ? (i % 2 ? kv.v(uint32_t(i / 2)) : kv.k(uint32_t(i / 2)))->host() : nullptr;
     for (size_t b = 0; b < blocks; b++) std::memcpy(arena + session->blocks_[b]->index() * kv.block_bytes(), image.kv[i].data() + b * kv.block_bytes(), kv.block_bytes());

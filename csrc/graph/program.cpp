@@ -10,11 +10,15 @@ namespace lily {
 Schedule Schedule::parse(const std::string& text) {
   auto number = [&](const std::string& s) -> uint64_t {
     if (s.empty() || s.size() > 18 || s.find_first_not_of("0123456789") != std::string::npos)
-      throw InvalidArgument("schedule '" + text + "': expected stages, serial, shuffle:SEED or shuffle:SEED:drop:N");
+      throw InvalidArgument("schedule '" + text + "': expected stages, stages:drop:N, serial, shuffle:SEED or shuffle:SEED:drop:N");
     return std::stoull(s);
   };
   Schedule schedule;
   if (text == "stages" || text.empty()) return schedule;
+  if (text.rfind("stages:drop:", 0) == 0) {
+    schedule.drop_barrier = int(number(text.substr(12)));
+    return schedule;
+  }
   if (text == "serial") {
     schedule.kind = Kind::serial;
     return schedule;
@@ -81,18 +85,33 @@ Stages Program::stages() const {
   return stages;
 }
 
+std::vector<std::vector<uint32_t>> Program::waits_for(const Stages& stages) const {
+  auto meet = [](const BufferUse& a, const BufferUse& b) {
+    return a.symbol != kNoSymbol && a.symbol == b.symbol && (a.access != Access::read || b.access != Access::read) && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  };
+  std::vector<std::vector<uint32_t>> found(dispatches_.size());
+  for (size_t s = 1; s < stages.size(); s++)
+    for (uint32_t i : stages[s])
+      for (uint32_t j : stages[s - 1]) {
+        bool waits = false;
+        for (const BufferUse& a : dispatches_[i].uses)
+          for (const BufferUse& b : dispatches_[j].uses) waits = waits || meet(a, b);
+        if (waits) found[i].push_back(j);
+      }
+  return found;
+}
+
 Stages Program::order(const Schedule& schedule) const {
-  if (schedule.kind == Schedule::Kind::stages) return stages();
-  Stages one_by_one;
-  if (schedule.kind == Schedule::Kind::serial) {
-    for (uint32_t i = 0; i < dispatches_.size(); i++) one_by_one.push_back({i});
-    return one_by_one;
-  }
-  Stages planned = stages();
+  Stages planned = stages(), one_by_one;
   if (schedule.drop_barrier >= 0 && size_t(schedule.drop_barrier) + 1 < planned.size()) {
     auto next = planned.begin() + schedule.drop_barrier + 1;
     planned[schedule.drop_barrier].insert(planned[schedule.drop_barrier].end(), next->begin(), next->end());
     planned.erase(next);
+  }
+  if (schedule.kind == Schedule::Kind::stages) return planned;
+  if (schedule.kind == Schedule::Kind::serial) {
+    for (uint32_t i = 0; i < dispatches_.size(); i++) one_by_one.push_back({i});
+    return one_by_one;
   }
   uint64_t state = schedule.seed * 0x9e3779b97f4a7c15ull + 0x632be59bd9b4e019ull;
   auto draw = [&](uint64_t n) {  // xorshift64*; an even spread matters little here

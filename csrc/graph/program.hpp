@@ -33,21 +33,24 @@ struct Slot {
 };
 
 // How the stages are executed: as planned, one dispatch at a time in recorded order, or each stage's dispatches one at a time in an order drawn from a seed.
-// drop_barrier merges that stage with the next before the draw: a test's way of showing that the barrier was needed.
+// drop_barrier merges that stage with the next before that: a test's way of showing that the barrier was needed.
 struct Schedule {
   enum class Kind { stages, serial, shuffle } kind = Kind::stages;
   uint64_t seed = 0;
   int drop_barrier = -1;
-  static Schedule parse(const std::string& text);  // "stages", "serial", "shuffle:SEED", "shuffle:SEED:drop:N"; InvalidArgument
+  static Schedule parse(const std::string& text);  // "stages", "stages:drop:N", "serial", "shuffle:SEED", "shuffle:SEED:drop:N"; InvalidArgument
 };
 
 class Program {
  public:
-  explicit Program(Symbol workspace) : workspace_(workspace) {}
+  explicit Program(Symbol workspace, uint32_t rows = 1) : workspace_(workspace), rows_(rows) {}
 
   // A workspace slot; the same name gives the same slot again (its size must agree). Slots start at 64-byte boundaries.
   Slot workspace(const std::string& name, uint64_t bytes);
-  void record(Dispatch dispatch) { dispatches_.push_back(std::move(dispatch)); }
+  void record(Dispatch dispatch) {
+    dispatch.rows = rows_;
+    dispatches_.push_back(std::move(dispatch));
+  }
 
   Dispatch& last() { return dispatches_.back(); }
   const std::vector<Dispatch>& dispatches() const { return dispatches_; }
@@ -56,9 +59,12 @@ class Program {
   // Stage of a dispatch = 1 + the latest stage of an earlier dispatch that touches an overlapping range, when one of the two writes it.
   Stages stages() const;
   Stages order(const Schedule& schedule) const;
+  // Of each dispatch, those of the stage before its own that it must wait for.
+  std::vector<std::vector<uint32_t>> waits_for(const Stages& stages) const;
 
  private:
   Symbol workspace_;
+  uint32_t rows_;  // row bucket
   uint64_t workspace_bytes_ = 0;
   std::map<std::string, Slot> slots_;
   std::vector<Dispatch> dispatches_;

@@ -109,8 +109,8 @@ Program Model::sampler() const {
   return p;
 }
 
-Program Model::prefill(uint32_t rows, bool all_rows, const Policy& policy) const {
-  Program p(use.workspace);
+Program Model::prefill(uint32_t rows, bool all_rows, uint32_t context, const Policy& policy) const {
+  Program p(use.workspace, rows);
   Recorder r{p, storage, policy};
   const uint32_t H = spec.hidden_size;
   const uint64_t T = rows;
@@ -123,7 +123,7 @@ Program Model::prefill(uint32_t rows, bool all_rows, const Policy& policy) const
     std::string label = "layers." + std::to_string(i) + ".";
     rmsnorm_rows(r, t, label + "input_layernorm", h, l.input_norm, eps, x);
     if (l.attention)
-      attention_rows(r, t, label + "self_attn", spec.attention(), l.attn, kv(l.index), x, h);
+      attention_rows(r, t, label + "self_attn", spec.attention(), l.attn, kv(l.index), context, x, h);
     else
       gdn_rows(r, t, label + "linear_attn", spec.gdn(), l.gdn, gdn_state(l.index, true), x, h);
     rmsnorm_rows(r, t, label + "post_attention_layernorm", h, l.post_norm, eps, x);
@@ -155,7 +155,7 @@ Program Model::prefill(uint32_t rows, bool all_rows, const Policy& policy) const
 }
 
 Program Model::head_rows(uint32_t rows, bool score) const {
-  Program p(use.workspace);
+  Program p(use.workspace, rows);
   Recorder r{p, storage, {}};
   const uint64_t T = rows, H = spec.hidden_size, V = spec.vocab_size;
   RowsOf t{whole(use.step, sizeof(LilyStep), Access::read), rows};

@@ -41,7 +41,7 @@ class Model {
   Program decode(const SplitPlan& split, const Policy& policy) const;
   Program sampler() const;
   // Up to `rows` tokens; all_rows also copies every row before the head to rows_out.
-  Program prefill(uint32_t rows, bool all_rows, const Policy& policy) const;
+  Program prefill(uint32_t rows, bool all_rows, uint32_t context, const Policy& policy) const;
   // hidden_in f32[step.rows, H] (at most 64 rows) to logits, with prefill's arithmetic; or, from a decode step's row, with decode's.
   Program head_rows(uint32_t rows, bool score) const;
   Program head_step() const;

@@ -50,6 +50,11 @@ SplitPlan split_plan(uint32_t context_tokens) {
   return {LILY_MAX_SPLITS, bucket / LILY_MAX_SPLITS};
 }
 
+uint32_t attention_parts(const DeviceTraits& traits, uint32_t context) {
+  if (!traits.key_blocks) return 1;
+  return std::bit_ceil(std::max<uint32_t>(1, blocks(context, traits.key_blocks * LILY_KV_BLOCK)));
+}
+
 void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
                     const SplitPlan& split, const Stream& s) {
   LilyAttnArgs a = attn_args(m);
@@ -58,8 +63,13 @@ void attention_step(Recorder& r, const BufferUse& step, const std::string& label
   uint32_t qd = 2 * m.Hq * m.D, kd = m.Hkv * m.D;
   Slot qkv = r.floats("qkv_heads", m.row()), q = r.acts("q", m.Hq * m.D), heads = r.acts("attn_heads", m.Hq * m.D);
   Slot o = r.floats("attn_partial", uint64_t(split.n_splits) * m.Hq * m.D), ml = r.floats("attn_ml", uint64_t(split.n_splits) * m.Hq * 2);
+  const uint32_t capacity = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
+  const bool is_long = r.policy.traits.long_context && capacity > r.policy.traits.long_context && m.D == 256 && m.Hq == 8 * m.Hkv;
   auto record_split = [&] {
-    r.program.record(make_dispatch("attn_split", label + ".split", a, {step, q.read(), kv.blocks(), kv.read_k(), kv.read_v(), o.write(), ml.write()}, uint64_t(m.Hkv) * split.n_splits));
+    Dispatch d = make_dispatch(is_long ? "attn_split_long" : "attn_split", label + ".split", a, {step, q.read(), kv.blocks(), kv.read_k(), kv.read_v(), o.write(), ml.write()},
+                               uint64_t(m.Hkv) * split.n_splits);
+    if (r.policy.traits.long_context) d.reason = is_long ? "context above 32,768 tokens, head dim 256, 8 query heads a key head" : "general form";
+    r.program.record(std::move(d));
   };
   if (r.policy.fused) {
     gemv_norm(r, label + ".qkv_proj", s, norm, m.eps, qkv, {{&w.q, 0}, {&w.k, qd}, {&w.v, qd + kd}});
@@ -87,7 +97,8 @@ void attention_step(Recorder& r, const BufferUse& step, const std::string& label
   residual_rows(r, one, label + ".residual", y, s.h, m.H);
 }
 
-void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const KvUse& kv, const Slot& x, const Slot& h) {
+void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const KvUse& kv, uint32_t context, const Slot& x,
+                    const Slot& h) {
   LilyAttnArgs a = attn_args(m);
   uint64_t T = t.rows;
   uint32_t qd = 2 * m.Hq * m.D, kd = m.Hkv * m.D;
@@ -95,20 +106,33 @@ void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, cons
   gemm(r, t, label + ".q_proj", x, qkv, w.q, m.row(), 0);
   gemm(r, t, label + ".k_proj", x, qkv, w.k, m.row(), qd);
   gemm(r, t, label + ".v_proj", x, qkv, w.v, m.row(), qd + kd);
-  uint64_t groups = uint64_t(m.Hkv) * blocks(T, a.rows_per_group);
+  auto record_attention = [&](const BufferUse& gate, const Slot& out) {
+    std::vector<BufferUse> uses{t.step, q.read(), gate, kv.blocks(), kv.read_k(), kv.read_v(), out.write()};
+    const uint32_t parts = attention_parts(r.policy.traits, context);
+    a.key_blocks = r.policy.traits.key_blocks;
+    if (parts > 1) {
+      uses[6] = out.update();  // each part writes the rows whose own position it meets
+      uses.push_back(r.floats("attn_rows_o", T * m.Hq * m.D).update());
+      uses.push_back(r.floats("attn_rows_ml", T * m.Hq * 2).update());
+    }
+    for (uint32_t i = 0; i < parts; i++) {
+      a.first_block = i * a.key_blocks;
+      r.program.record(make_dispatch("attn_rows", label + ".attention", a, uses, uint64_t(m.Hkv) * blocks(T, a.rows_per_group)));
+    }
+  };
   if (r.policy.fused) {
     Dispatch d = make_dispatch("attn_prepare_rows", label + ".prepare", a,
                                {t.step, qkv.read(), w.q_norm.read(), w.k_norm.read(), kv.blocks(), kv.write_k(), kv.write_v(), q.write()}, t.rows);
     d.reason = r.policy.reason;
     r.program.record(std::move(d));
-    r.program.record(make_dispatch("attn_rows", label + ".attention", a, {t.step, q.read(), qkv.read(), kv.blocks(), kv.read_k(), kv.read_v(), heads.write()}, groups));
+    record_attention(qkv.read(), heads);
     gemm_residual(r, t, label + ".o_proj", heads, h, w.o);
     return;
   }
   Slot out = r.floats("attn_out", T * m.Hq * m.D), y = r.floats("mixer_y", T * m.H);
   record_prepare(r, t, label, m, w, kv, qkv, q);
   a.gated = 0;
-  r.program.record(make_dispatch("attn_rows", label + ".attention", a, {t.step, q.read(), {}, kv.blocks(), kv.read_k(), kv.read_v(), out.write()}, groups));
+  record_attention({}, out);
   r.program.record(make_dispatch("gate_rows", label + ".gate", a, {t.step, out.read(), qkv.read(), heads.write()}, t.rows));
   gemm(r, t, label + ".o_proj", heads, y, w.o);
   residual_rows(r, t, label + ".residual", y, h, m.H);

@@ -22,7 +22,7 @@ struct KvUse {
   BufferUse read_v() const { return {v, 0, arena_bytes, Access::read}; }
   BufferUse write_k() const { return {k, 0, arena_bytes, Access::write}; }
   BufferUse write_v() const { return {v, 0, arena_bytes, Access::write}; }
-  BufferUse blocks() const { return {table, 0, 4, Access::read}; }
+  BufferUse blocks() const { return {table, 0, arena_bytes, Access::read}; }
 };
 
 // How decode attention is cut: split s covers blocks_per_split blocks of keys. Chosen from the context alone.
@@ -33,6 +33,9 @@ SplitPlan split_plan(uint32_t context_tokens);  // the plan of the bucket that h
 
 void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
                     const SplitPlan& split, const Stream& s);
-void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const KvUse& kv, const Slot& x, const Slot& h);
+// `context`: tokens that the last row may see, for devices that cut the chunk's attention by keys (attention_parts dispatches).
+void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const KvUse& kv, uint32_t context, const Slot& x,
+                    const Slot& h);
+uint32_t attention_parts(const DeviceTraits& traits, uint32_t context);  // a power of two
 
 }  // namespace lily

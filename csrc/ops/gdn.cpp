@@ -32,7 +32,9 @@ void record_chain(Recorder& r, const RowsOf& t, const std::string& label, const 
   push_snapshots(uses, state.conv_snapshots);
   r.program.record(make_dispatch("conv_rows", label + ".conv1d", args, uses, blocks(g.channels(), 128)));
   r.program.record(make_dispatch("gdn_prepare_rows", label + ".prepare", args, {t.step, y.update(), b.read(), a.read(), w.A.read(), w.dt_bias.read(), gates.write()}, t.rows));
-  uses = {t.step, y.read(), gates.read(), state.s_in, state.s_out, o.write()};
+  BufferUse s_out = state.s_out;
+  s_out.access = Access::read_write;  // a scan in blocks reads what it wrote
+  uses = {t.step, y.read(), gates.read(), state.s_in, s_out, o.write()};
   push_snapshots(uses, state.s_snapshots);
   r.program.record(make_dispatch("gdn_scan", label + ".scan", args, uses, uint64_t(g.Nv) * blocks(g.Dv, 64)));
   Dispatch d = make_dispatch("gated_norm_rows", label + ".norm", args, {t.step, o.read(), z.read(), w.norm.read(), x.write()}, t.rows);

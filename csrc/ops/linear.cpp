@@ -105,7 +105,27 @@ void gate_up_norm(Recorder& r, const std::string& label, const Stream& s, const 
   r.program.record(std::move(d));
 }
 
-void gemm(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& y, const Linear& w, uint32_t ldy, uint32_t out, bool round) {
+Linear product_weight(Recorder& r, const std::string& label, const Linear& w, const char* place) {
+  if (!r.policy.traits.expand || !w.affine()) return w;
+  LilyGemmArgs a{};
+  a.fmt = w.format;
+  a.K = w.cols;
+  a.N = uint32_t(w.span_rows());
+  Slot copy = r.acts(std::string("expanded.") + place + std::to_string(a.N) + "x" + std::to_string(a.K), uint64_t(a.N) * a.K);
+  std::vector<BufferUse> uses;
+  push_weight(uses, w);
+  uses.push_back(copy.write());
+  r.program.record(make_dispatch("expand_rows", label + ".expand", a, uses, a.N));
+  Linear plain = w;
+  plain.format = {r.storage == DType::f32 ? LILY_W_F32 : LILY_W_BF16, 0, 0};
+  plain.codes = copy.symbol;
+  plain.offset = copy.offset;
+  plain.scales = plain.biases = kNoSymbol;
+  return plain;
+}
+
+void gemm(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& y, const Linear& weight, uint32_t ldy, uint32_t out, bool round) {
+  const Linear w = product_weight(r, label, weight, "one.");
   std::vector<BufferUse> uses{t.step, x.read(), y.write()};
   push_weight(uses, w);
   Dispatch d = make_dispatch("gemm", label, gemm_args(w, ldy, out, round), uses, blocks(w.rows, kTile));
@@ -114,7 +134,8 @@ void gemm(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x,
   r.program.record(std::move(d));
 }
 
-void gemm_residual(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& h, const Linear& w) {
+void gemm_residual(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& h, const Linear& weight) {
+  const Linear w = product_weight(r, label, weight, "one.");
   std::vector<BufferUse> uses{t.step, x.read(), h.update()};
   push_weight(uses, w);
   Dispatch d = make_dispatch("gemm_residual", label, gemm_args(w, 0, 0, false), uses, blocks(w.rows, kTile));
@@ -123,7 +144,8 @@ void gemm_residual(Recorder& r, const RowsOf& t, const std::string& label, const
   r.program.record(std::move(d));
 }
 
-void gate_up_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& act, const Linear& gate, const Linear& up) {
+void gate_up_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& act, const Linear& gate_weight, const Linear& up_weight) {
+  const Linear gate = product_weight(r, label + ".gate", gate_weight, "gate."), up = product_weight(r, label + ".up", up_weight, "up.");
   LilyGemmArgs a = gemm_args(gate, 0, 0, false);
   a.up = up.format;
   std::vector<BufferUse> uses{t.step, x.read(), act.write()};

@@ -29,6 +29,9 @@ struct RowsOf {
   BufferUse step;
   uint32_t rows;
 };
+// The weight that a product of prefill reads: itself, or where the device asks for the comparison, a dequantised copy in the workspace.
+// Copies of one shape share memory unless their places differ.
+Linear product_weight(Recorder& r, const std::string& label, const Linear& w, const char* place);
 void gemm(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& y, const Linear& w, uint32_t ldy = 0, uint32_t out = 0, bool round = false);
 void gemm_residual(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& h, const Linear& w);
 void gate_up_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x, const Slot& a, const Linear& gate, const Linear& up);

@@ -102,6 +102,39 @@ void group(Recorder& r, const RowsOf& t, const std::string& label, const MoeShap
   r.program.record(make_dispatch("moe_group", label + ".group", a, {t.step, ids.read(), offsets.write(), rows.write(), slots.write()}, 1));
 }
 
+// The order of the routed rows as a GPU makes it: in blocks of 64 rows, with a map of tiles and the launch grids of both expert products.
+struct TileMap {
+  uint32_t tile_rows = 0;
+  Slot tiles, gate_up_grid, down_grid;
+};
+TileMap map_tiles(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& m, const Slot& ids, const Slot& offsets, const Slot& rows, const Slot& slots) {
+  LilyRouteArgs a{};
+  a.E = m.E;
+  a.k = m.k;
+  a.T = t.rows;
+  a.tile_rows = uint64_t(t.rows) * m.k > 16ull * m.E ? 32 : 16;  // by the mean rows of an expert
+  if (r.policy.traits.tile_rows) a.tile_rows = r.policy.traits.tile_rows;
+  a.N_a = r.policy.fused ? 2 * m.I : m.I;                        // gate and up side by side, or one of them
+  a.N_b = m.H;
+  const uint64_t B = blocks(t.rows, 64), max_tiles = blocks(uint64_t(t.rows) * m.k, a.tile_rows) + m.E;
+  Slot counts = r.words("route_counts", B * m.E), base = r.words("route_base", B * m.E), tiles = r.words("route_tiles", max_tiles * 4), grids = r.words("route_grids", 6);
+  r.program.record(make_dispatch("moe_histogram", label + ".route.histogram", a, {t.step, ids.read(), counts.write()}, B));
+  Dispatch d = make_dispatch("moe_scan", label + ".route.scan", a, {t.step, counts.read(), offsets.write(), base.write(), tiles.write(), grids.write()}, 1);
+  d.reason = "tiles of " + std::to_string(a.tile_rows) + " rows: " + std::to_string(uint64_t(t.rows) * m.k / std::max(1u, m.E)) + " rows an expert in the mean";
+  r.program.record(std::move(d));
+  r.program.record(make_dispatch("moe_scatter", label + ".route.scatter", a, {t.step, ids.read(), base.read(), rows.write(), slots.write()}, B));
+  return {a.tile_rows, tiles, grids.part(0, 12), grids.part(12, 12)};
+}
+
+// A grouped product takes its grid from the tile map where there is one.
+void use_tiles(Dispatch& d, const TileMap& map, const Slot& grid) {
+  if (!map.tile_rows) return;
+  reinterpret_cast<LilyMoeRowsArgs*>(d.args.data())->tile_rows = map.tile_rows;
+  d.uses.push_back(map.tiles.read());
+  d.uses.push_back(grid.read());
+  d.indirect = int(d.uses.size()) - 1;
+}
+
 void combine(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& m, const Slot& slots, const Slot& route, const Slot& y, const Slot& shared,
              const Slot& shared_logit, const Slot& h) {
   LilyMoeRowsArgs a{};
@@ -141,7 +174,11 @@ void moe_step(Recorder& r, const BufferUse& step, const std::string& label, cons
     record_unfused(r, step, label, m, w, norm, s);
 }
 
-void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& m, const ExpertWeights& w, const Slot& x, const Slot& h) {
+void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& m, const ExpertWeights& weights, const Slot& x, const Slot& h) {
+  ExpertWeights w = weights;
+  w.gate = product_weight(r, label + ".experts.gate", weights.gate, "gate.");
+  w.up = product_weight(r, label + ".experts.up", weights.up, "up.");
+  w.down = product_weight(r, label + ".experts.down", weights.down, "down.");
   uint64_t T = t.rows, routed = T * m.k;
   Slot logits = r.floats("router", T * m.E), shared_logit = r.floats("shared_router", T);
   Slot ids = r.words("expert_ids", routed), route = r.floats("expert_route", routed);
@@ -153,7 +190,11 @@ void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeS
   r.program.last().traces[0].name = label + ".gate.logits";
   gemm(r, t, label + ".shared_expert_gate", x, shared_logit, w.shared_router);
   topk(r, t, label, m, logits, ids, route);
-  group(r, t, label, m, ids, offsets, rows, slots);
+  TileMap map{};
+  if (r.policy.traits.tile_map)
+    map = map_tiles(r, t, label, m, ids, offsets, rows, slots);
+  else
+    group(r, t, label, m, ids, offsets, rows, slots);
 
   if (r.policy.fused) {
     std::vector<BufferUse> uses{offsets.read(), rows.read(), x.read(), act.write()};
@@ -163,6 +204,7 @@ void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeS
     d.format = w.gate.format_name();
     d.reason = r.policy.reason;
     count_experts(d, {&w.gate, &w.up}, uint32_t(routed));
+    use_tiles(d, map, map.gate_up_grid);
     r.program.record(std::move(d));
     gate_up_rows(r, t, label + ".shared_expert.gate_up", x, sact, w.shared_gate, w.shared_up);
   } else {
@@ -172,6 +214,7 @@ void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeS
       push_weight(uses, *weight);
       Dispatch d = make_dispatch("moe_gemm_rows", label + ".experts." + name, rows_args(m, *weight, *weight), uses, uint64_t(m.E) * blocks(m.I, 64));
       count_experts(d, {weight}, uint32_t(routed));
+      use_tiles(d, map, map.gate_up_grid);
       r.program.record(std::move(d));
     }
     swiglu_rows(r, t, label + ".experts.swiglu", gate, up, act, m.I, m.k);
@@ -188,6 +231,7 @@ void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeS
   Dispatch d = make_dispatch("moe_gemm_rows", label + ".experts.down", a, uses, uint64_t(m.E) * blocks(m.H, 64));
   d.format = w.down.format_name();
   count_experts(d, {&w.down}, uint32_t(routed));
+  use_tiles(d, map, map.down_grid);
   r.program.record(std::move(d));
   gemm(r, t, label + ".shared_expert.down_proj", sact, sy, w.shared_down);
   combine(r, t, label, m, slots, route, y, sy, shared_logit, h);

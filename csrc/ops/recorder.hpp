@@ -17,6 +17,7 @@ struct Linear {
   uint32_t rows = 0, cols = 0;
   uint32_t experts = 1, expert_stride = 0;  // rows from one expert to the next
   Symbol codes = kNoSymbol, scales = kNoSymbol, biases = kNoSymbol;
+  uint64_t offset = 0;  // of the codes in their symbol: 0 in a checkpoint, elsewhere in the workspace
 
   bool affine() const { return format.kind == LILY_W_AFFINE; }
   uint64_t row_bytes() const {
@@ -40,6 +41,7 @@ struct Vector {
 struct Policy {
   bool fused = true;
   std::string reason = "default: fused";
+  DeviceTraits traits{};  // what the device wants of its programs
   static Policy from_environment();  // LILY_PLAN=fused|unfused; InvalidArgument
 };
 
@@ -77,7 +79,7 @@ Dispatch make_dispatch(const char* kernel, const std::string& label, const Args&
 
 // The three buffers of a linear weight, in contract order.
 inline void push_weight(std::vector<BufferUse>& uses, const Linear& w) {
-  uses.push_back({w.codes, 0, w.span_rows() * w.row_bytes(), Access::read});
+  uses.push_back({w.codes, w.offset, w.span_rows() * w.row_bytes(), Access::read});
   if (w.affine()) {
     uint64_t bytes = w.span_rows() * w.row_groups() * 2;
     uses.push_back({w.scales, 0, bytes, Access::read});

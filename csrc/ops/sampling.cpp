@@ -12,7 +12,7 @@ void sample(Recorder& r, uint32_t vocab, const SampleUse& use) {
   BufferUse record = use.sample, counts = use.counts;
   record.access = Access::read_write;
   if (counts.symbol != kNoSymbol) counts.access = Access::read_write;
-  r.program.record(make_dispatch("sample_draw", "sample.draw", a, {record, y.read(), block.read(), hist.read(), mass.read(), list.write(), counts, use.next_step}, 1));
+  r.program.record(make_dispatch("sample_draw", "sample.draw", a, {record, y.read(), block.read(), hist.read(), mass.read(), list.update(), counts, use.next_step}, 1));
 }
 
 void score_rows(Recorder& r, const BufferUse& step, uint32_t vocab, const BufferUse& logits, const BufferUse& targets, const BufferUse& out) {

@@ -114,8 +114,16 @@ typedef struct {
 // moe_topk_rows: 0 step, 1 logits f32[T,E], 2 ids u32[T,k] (w), 3 route f32[T,k] (w). grid: T
 // moe_group:     0 step, 1 ids u32[T,k], 2 offsets u32[E+1] (w), 3 slot_row u32[T*k] (w: row of each sorted slot), 4 slot_of u32[T,k] (w). grid: 1
 //                slots are sorted by expert, then by row
+// On GPUs three kernels take the place of moe_group, so that no threadgroup orders more than 64 rows. B = ceil(T/64).
+// moe_histogram: 0 step, 1 ids u32[T,k], 2 counts u32[B,E] (w). grid: B
+// moe_scan:      0 step, 1 counts u32[B,E], 2 offsets u32[E+1] (w), 3 base u32[B,E] (w: first slot of block b's rows of expert e), 4 tiles u32[max_tiles,4] (w: expert, first slot, rows, 0), 5 grids u32[2,3] (w). grid: 1
+//                a tile is at most tile_rows slots of one expert; grids: {ceil(N_a/64), tiles, 1} and {ceil(N_b/64), tiles, 1}; max_tiles = ceil(T*k/tile_rows) + E
+// moe_scatter:   0 step, 1 ids u32[T,k], 2 base u32[B,E], 3 slot_row u32[T*k] (w), 4 slot_of u32[T,k] (w). grid: B
+typedef struct { uint32_t E, k, T; uint32_t tile_rows; uint32_t N_a, N_b; } LilyRouteArgs;
+
 // moe_gemm_rows:    0 offsets, 1 slot_row, 2 x act[T,K] (gathered by slot_row) or act[T*k,K] (by_slot), 3 y f32[T*k,N] (w), 4-6 W. grid: E x N/64
 // moe_gate_up_rows: 0 offsets, 1 slot_row, 2 x act[T,K], 3 a act[T*k,I] (w), 4-6 gate, 7-9 up. grid: E x I/64
+//                   on GPUs both take two more buffers, 7 or 10 tiles and 8 or 11 grid u32[3], in place of offsets; grid: indirect
 // moe_combine_rows: 0 step, 1 slot_of, 2 route, 3 y f32[T*k,H], 4 shared f32[T,H], 5 shared_logit f32[T], 6 h f32[T,H] (rw). grid: T
 //                   h += (sum_j route_j * y[slot_of_j], j ascending) + sigmoid(shared_logit) * shared; slot_of absent: slot of (t, j) is t*k + j
 typedef struct {
@@ -123,6 +131,7 @@ typedef struct {
   uint32_t K, N, E, k, H;
   uint32_t a_stride, b_stride;
   uint32_t by_slot;
+  uint32_t tile_rows;  // of the tile map, where there is one
 } LilyMoeRowsArgs;
 
 // ---- matrix-matrix (prefill). grid: N/64 -------------------------------------------------------------------------
@@ -131,6 +140,7 @@ typedef struct {
 // gemm:          0 step, 1 x act[T,K], 2 y f32[T,ldy] (w), 3-5 W
 // gemm_residual: 0 step, 1 x act[T,K], 2 h f32[T,N] (rw), 3-5 W.   h += x W^T
 // gate_up_rows:  0 step, 1 x act[T,K], 2 a act[T,N] (w), 3-5 gate, 6-8 up
+// expand_rows:   0 codes, 1 scales, 2 biases, 3 w act[N,K] (w). grid: N.   what the products never hold; for the comparison alone
 // swiglu_rows:   0 step, 1 gate f32[T,N], 2 up f32[T,N], 3 a act[T,N] (w). grid: T   (rows_per_token: k for experts)
 typedef struct { LilyFormat fmt; LilyFormat up; uint32_t K, N; uint32_t ldy; uint32_t out; uint32_t round; uint32_t rows_per_token; } LilyGemmArgs;
 
@@ -140,7 +150,7 @@ typedef struct { LilyFormat fmt; LilyFormat up; uint32_t K, N; uint32_t ldy; uin
 //             5 conv_in act[3,C], 6 S_in, 7 conv_out (w), 8 S_out (w), 9 o act[Nv*Dv] (w). grid: Nv
 // conv_rows:  0 step, 1 qkv f32[T,ld] (rounded), 2 conv_w, 3 conv_in, 4 conv_out (w), 5 y f32[T,C] (w, after silu), 6.. 6+8 snapshot conv (w). grid: C/128
 // gdn_prepare_rows: 0 step, 1 y f32[T,C] (rw: q and k are normalised in place, q scaled by Dk^-0.5), 2 b f32[T,Nv], 3 a f32[T,Nv], 4 A, 5 dt_bias, 6 gates f32[T,Nv,2] (w: g, beta). grid: T
-// gdn_scan:   0 step, 1 y f32[T,C], 2 gates, 3 S_in, 4 S_out (w), 5 o f32[T,Nv*Dv] (w), 6.. 6+8 snapshot S (w). grid: Nv * Dv/64
+// gdn_scan:   0 step, 1 y f32[T,C], 2 gates, 3 S_in, 4 S_out (rw: only the comparison that scans in blocks reads it), 5 o f32[T,Nv*Dv] (w), 6.. 6+8 snapshot S (w). grid: Nv * Dv/64
 //             per token: u = S k, p = S q (both of the old state, dk ascending); m = g u; d = beta (v - m); S = g S + d k^T; o = g p + d (k.q)
 // gated_norm_rows: 0 step, 1 o f32[T,Nv*Dv], 2 z f32[T,ld], 3 norm f32[Dv], 4 x act[T,Nv*Dv] (w). grid: T
 typedef struct { uint32_t Nk, Nv, Dk, Dv; uint32_t ld_qkv, ld_z, ld_ba; float eps; } LilyGdnArgs;
@@ -150,9 +160,13 @@ typedef struct { uint32_t Nk, Nv, Dk, Dv; uint32_t ld_qkv, ld_z, ld_ba; float ep
 // attn_prepare: 0 step, 1 qkv f32[row], 2 q_norm f32[D], 3 k_norm f32[D], 4 table, 5 K (w), 6 V (w), 7 q act[Hq,D] (w). grid: Hq + Hkv
 // attn_split:   0 step, 1 q act[Hq,D], 2 table, 3 K, 4 V, 5 o f32[splits,Hq,D] (w), 6 ml f32[splits,Hq,2] (w: max, sum). grid: Hkv * n_splits
 //               split s covers blocks [s*b, (s+1)*b), b = blocks_per_split; splits past the last key write max = -inf, sum = 0
-// attn_combine: 0 step, 1 o, 2 ml, 3 x (w): act[Hq*D] with the sigmoid gate of qkv (4) when gated, else f32. grid: Hq
+// attn_split_long: 0 step, 1 q act[Hq,D], 2 table, 3 K, 4 V, 5 o f32[64,Hq,D] (w), 6 ml f32[64,Hq,2] (w). grid: Hkv * 64.   (GPUs, D 256, Hq = 8 Hkv)
+//               as attn_split, but the splits share the context's own n blocks: split s covers [s*n/64, (s+1)*n/64)
+// attn_combine: 0 step, 1 o, 2 ml, 3 x (w): act[Hq*D] with the sigmoid gate when gated, else f32, 4 qkv f32[row] (absent when not gated). grid: Hq
 // attn_prepare_rows: 0 step, 1 qkv f32[T,row], 2 q_norm, 3 k_norm, 4 table, 5 K (w), 6 V (w), 7 q act[T,Hq,D] (w). grid: T
 // attn_rows:    0 step, 1 q act[T,Hq,D], 2 qkv f32[T,row] (for the gate), 3 table, 4 K, 5 V, 6 x act[T,Hq*D] when gated, else f32 (w). grid: Hkv x ceil(T/rows_per_group)
+//               on GPUs a chunk is cut by keys: a dispatch meets key blocks [first_block, first_block + key_blocks) and hands on, in
+//               7 o f32[T,Hq,D] (rw) and 8 ml f32[T,Hq,2] (rw), what has not met its own position yet; grid: ceil(T*Hq/Hkv/32) x Hkv
 // twins: head_norm_rows: 0 step, 1 qkv, 2 weight f32[D], 3 out f32[T,heads,D] (w). grid: T       (query or key heads, by `key`)
 //        rope_rows:      0 step, 1 x f32[T,heads,D], 2 q act[T,heads,D] (w). grid: T             (query heads)
 //        kv_write_rows:  0 step, 1 k f32[T,Hkv,D] (normed, roped here), 2 qkv (values), 3 table, 4 K (w), 5 V (w). grid: T
@@ -164,6 +178,7 @@ typedef struct {
   uint32_t gated;
   uint32_t key;  // head_norm_rows: 1 normalises the keys
   uint32_t rows_per_group;
+  uint32_t first_block, key_blocks;  // of LILY_KV_BLOCK keys; key_blocks 0: all
   float rope_theta, eps, scale;
 } LilyAttnArgs;
 
@@ -171,8 +186,8 @@ typedef struct {
 // head: rmsnorm_rows + gemm on at most 64 rows; score_rows: 0 step, 1 logits f32[64,V], 2 targets i32[64], 3 out f32[64] (w). grid: 64
 // sample_adjust: 0 sample, 1 logits f32[V], 2 counts u32[V] (bit 31: in the session; low bits: times in this output), 3 bias f32[V], 4 mask u32[V/32],
 //                5 y f32[V] (w), 6 block f32[blocks,4] (w: max, id of max as bits, sum exp(y-max), 0), 7 hist u32[blocks,2048] (w). grid: V/16384
-// sample_mass:   0 sample, 1 y, 2 block, 3 mass f32[blocks,2048] (w: sum exp((y-M)/T) by digit). grid: V/16384; idle unless top_p without top_k
-// sample_draw:   0 sample (rw), 1 y, 2 block, 3 hist, 4 mass, 5 list f32[V,2] (w), 6 counts (rw), 7 next step (w: token). grid: 1
+// sample_mass:   0 sample, 1 y, 2 block, 3 mass f32[blocks,2048] (w: sum exp((y-M)/T) by digit). grid: V/16384; idle unless top_p without top_k, or (GPUs: sums of 512 ids) a plain draw
+// sample_draw:   0 sample (rw), 1 y, 2 block, 3 hist, 4 mass, 5 list f32[V,2] (rw, scratch), 6 counts (rw), 7 next step (w: token). grid: 1
 typedef struct { uint32_t V; uint32_t blocks; } LilySampleArgs;
 
 #endif

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from lily.inspection import Inspection, inspect
     from lily.model import Model
     from lily.planning import Plan, plan
-    from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Rewind, Score, Timing, TokenLogprob, Usage
+    from lily.profile import Profile
+    from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Reuse, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
     from lily.server import serve
     from lily.session import Session
-    from lily.store import Reuse, SessionStore
+    from lily.store import SessionStore
     from lily.tokenizer import Tokenizer
     from lily.tool_calls import ToolCall, ToolCallDelta
 
@@ -54,9 +55,10 @@ _LAZY = {
     "Model": "model",
     "ModelConfig": "config",
     "Plan": "planning",
+    "Profile": "profile",
     "Ranked": "results",
     "Sampling": "sampling",
-    "Reuse": "store",
+    "Reuse": "results",
     "Rewind": "results",
     "Score": "results",
     "Session": "session",
@@ -92,6 +94,7 @@ __all__ = [
     "ModelConfig",
     "OutOfMemoryError",
     "Plan",
+    "Profile",
     "Ranked",
     "Sampling",
     "SamplingError",

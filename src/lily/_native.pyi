@@ -16,7 +16,7 @@ def set_exceptions(classes: dict) -> None:
 
 def devices() -> list: ...
 
-def plan(spec: dict, weights: list) -> dict:
+def plan(spec: dict, weights: list, device: str = 'auto') -> dict:
     """The programs of a configuration, recorded without a device."""
 
 class Model:
@@ -29,6 +29,18 @@ class Model:
 
     def memory(self) -> dict:
         """Bytes in use by kind, and the limit."""
+
+    def held_bytes(self, sessions: Sequence[Session]) -> int:
+        """
+        Bytes that these sessions hold together; what they share is counted once.
+        """
+
+    def trim(self) -> None:
+        """Gives back memory that no session holds."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether the plan is the fused one."""
 
     def plan(self) -> dict:
         """The decode step and the prefill chunk as recorded."""
@@ -67,6 +79,15 @@ class Session:
     def logits(self) -> NDArray[numpy.float32]: ...
 
     def fork(self) -> Session: ...
+
+    def keep(self) -> None:
+        """
+        Kept for reuse only: from now on the engine may let go of it when memory is short, the one kept longest ago first.
+        """
+
+    @property
+    def evicted(self) -> bool:
+        """Whether the engine has let go of it, or it was closed."""
 
     def start(self, sampling: dict, max_tokens: int) -> Decoder: ...
 
@@ -108,4 +129,20 @@ def export_session(session: Session) -> dict:
 def import_session(model: Model, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], origins: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], consumed: int, states: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], snapshots: list, kv: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]]) -> Session:
     """
     A session from what export_session gave. ValueError when it does not fit the model.
+    """
+
+def limit_kinds() -> list[str]:
+    """What measure_limit can measure on this machine's CPU."""
+
+def measure_limit(kind: str, bytes: int = 0, threads: int = 1, windows: int = 5, seconds: float = 0.1) -> list[tuple[float, float]]:
+    """
+    Rates of the CPU for each window, by the clock and by the threads' own time: bytes, codes or operations a second.
+    """
+
+def start_clock(model: Model) -> None:
+    """From now on the time of each stage is kept."""
+
+def stop_clock(model: Model) -> list:
+    """
+    Programs that ran since start_clock, with the seconds of each stage of each run.
     """

@@ -58,7 +58,8 @@ class ChatMethods:
         - `thinking`: False leaves the thoughts out; `enable_thinking`, `reasoning_effort` ("none", "minimal", ...) and
           `chat_template_kwargs`, which wins, say the same. None: as the template has it.
         - `response_format`: `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"schema": ...}}`; the
-          content, behind the thoughts, is then such JSON. Needs `lily-inference[structured]`.
+          content, behind the thoughts, is then such JSON, or with tools the answer begins with a call instead. Needs
+          `lily-inference[structured]`.
         - `reuse_generated`: False reads earlier answers again instead of going on from their generated tokens; the result
           equals a run without any store in every bit.
         - `drop_volatile`: drop known header lines of clients that change with every request from the system text.
@@ -128,10 +129,10 @@ class _Chat:
     def request(self, index: int = 0) -> Request:
         """The settings of answer number `index`: its own seed, and its own mask, which follows the text of one answer."""
         request = self._open_request
-        mask = format_mask(self._format, self._model, thinking=self._rendering.thinking)
-        if mask is not None and self._tools:
-            raise MessageError("and tools cannot be used together; set tool_choice to 'none'", path="response_format")
-        if self._required:
+        names = [tool.name for tool in self._tools]
+        calls = [forced_opening(names) + choice for choice in forced_choices(names, self._tools)]
+        mask = format_mask(self._format, self._model, thinking=self._rendering.thinking, calls=calls)
+        if self._required:  # leaves no place for content
             mask = choice_mask(forced_choices(self._required, self._tools), self._model)
         return replace(request.with_seed_of(index), token_mask=both(request.token_mask, mask))
 

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 import lily
 from lily import cli_serve
+from lily.bench.cli import bench
 from lily.errors import LilyError
 
 
@@ -101,10 +103,24 @@ def _load(options: dict[str, Any]) -> lily.Model:
 @cli.command()
 @click.argument("source")
 @click.option("--revision", help="Branch, tag or commit of a Hub id.")
+@click.option("--device", default="auto", show_default=True, help="Whose programs: cpu, metal, sim, cuda; it need not be here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every dispatch.")
-def plan(source: str, revision: str | None, as_json: bool) -> None:
+@click.option("--picture", type=click.Path(dir_okay=False), help="Draw the step's dispatches into this SVG file.")
+@click.option("--layers", help="Only these layers in the picture: 0,3")
+def plan(source: str, revision: str | None, device: str, as_json: bool, picture: str | None, layers: str | None) -> None:
     """What a decode step of SOURCE (a config.json, a directory or a Hub id) does and needs."""
-    result = lily.plan(source, revision=revision)
+    result = lily.plan(source, revision=revision, device=device)
+    if picture:
+        from lily.picture import draw
+
+        prefixes = tuple(f"layers.{n.strip()}." for n in layers.split(",")) if layers else ()
+        title = f"One decode step of {result.model_type}: {result.decode['dispatches']} dispatches in {result.decode['stages']} stages"
+        if layers:
+            title += f"; layers {layers}"
+        with open(picture, "w", encoding="utf-8") as file:
+            file.write(draw(result.decode["forward"], title, prefixes))
+        click.echo(f"wrote {picture}")
+        return
     if as_json:
         _print_json(result.to_dict())
     else:
@@ -167,6 +183,37 @@ def devices(as_json: bool) -> None:
     else:
         for device in found:
             click.echo(str(device))
+
+
+@cli.command("eval")
+@click.argument("model", type=click.Path(exists=True, file_okay=False))
+@click.argument("text", type=click.Path(exists=True, dir_okay=False))
+@click.option("--against", type=click.Choice(["mlx-lm"]), default="mlx-lm", show_default=True, help="The engine to compare with.")
+@click.option("--device", default="auto", show_default=True, help="A name listed by `lily devices`.")
+@click.option(
+    "--positions", type=click.IntRange(min=1), default=4096, show_default=True, help="Predictions compared, at least, if TEXT has them."
+)
+@click.option("--window", type=click.IntRange(min=1), default=1024, show_default=True, help="Tokens read from an empty state.")
+@click.option("--domain", help="Of a .jsonl file: only texts whose field `domain` is this.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def eval_command(model: str, text: str, against: str, device: str, positions: int, window: int, domain: str | None, as_json: bool) -> None:
+    """Teacher-force TEXT (a text file, or .jsonl with a field `text`) through the checkpoint MODEL and through MLX-LM.
+
+    Says how often both have float32's top token, and how far their perplexities are from float32's.
+    """
+    from lily import evaluation
+
+    with lily.Model.from_pretrained(model, device=device, progress=False) as loaded:
+        ids = loaded.encode(evaluation.read_text(Path(text), domain))
+        chunks = evaluation.windows(ids, window, positions)
+        result = evaluation.against_mlx(loaded, chunks, lambda done, total: click.echo(f"{done} of {total}", err=True))
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        click.echo(str(result))
+
+
+cli.add_command(bench)
 
 
 @cli.command()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lily.model import Model
 
 HELP = "/reset begins anew, /save FILE and /load FILE keep a conversation, /exit ends; Ctrl-C stops an answer."
+_HISTORY_LINES = 1000
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -34,13 +35,12 @@ class Talk:
 
     def run(self) -> None:
         """Until /exit or the end of the input."""
-        if sys.stdin.isatty():
-            try:
-                import readline  # noqa: F401  line editing and history, where Python has it
-            except ImportError:
-                pass
+        remember = _line_editing() if sys.stdin.isatty() else None
+        if remember is not None:
             _say(HELP)
         while (line := _line()) is not None:
+            if remember is not None:
+                remember()
             try:
                 if line.startswith("/"):
                     if not self.command(*line.split(None, 1)):
@@ -86,8 +86,11 @@ class Talk:
     def save(self, path: Path) -> None:
         """The messages as JSON and, beside them, the session, so that nothing is read again."""
         temporary = path.with_name(f".{path.name}.part")
-        temporary.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2), encoding="utf-8")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2), encoding="utf-8")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         newest = self._model.sessions._newest()
         if newest is not None:
             newest.save(_session_path(path))
@@ -127,6 +130,38 @@ def _show(reasoning: str, content: str, dim: bool) -> bool:
         dim = False
     sys.stdout.flush()
     return dim
+
+
+def history_path() -> Path:
+    """Where the lines of earlier talks are kept."""
+    from platformdirs import user_state_path
+
+    return user_state_path("lily-inference", appauthor=False) / "chat_history"
+
+
+def _line_editing() -> Callable[[], None]:
+    """Editing and the lines of earlier talks, where Python has readline. Returns what keeps the newest line."""
+    try:
+        import readline
+    except ImportError:
+        return lambda: None
+    path = history_path()
+    # A history that cannot be read or written is no reason not to talk.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        readline.read_history_file(path)
+    readline.set_history_length(_HISTORY_LINES)
+    known = readline.get_current_history_length()
+
+    def remember() -> None:
+        nonlocal known
+        if readline.get_current_history_length() > known:  # an empty line is none
+            known = readline.get_current_history_length()
+            with suppress(OSError):
+                readline.write_history_file(path)
+
+    return remember
 
 
 def _line() -> str | None:

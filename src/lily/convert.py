@@ -19,6 +19,7 @@ from lily.affine import to_bf16
 from lily.checkpoint import INDEX
 from lily.config import ModelConfig
 from lily.errors import CheckpointError, LilyError
+from lily.loading import check_positive
 from lily.progress import Progress, reporting
 from lily.quantization import BITS, GROUPS, Packing, packing_for
 from lily.values import read_bytes, read_floats, write_at, write_matrix
@@ -58,10 +59,13 @@ def convert(
     ...     print(error.expected)
     an unquantised checkpoint
     """
-    if bits not in BITS:
-        raise ValueError(f"bits is {bits!r}, expected one of {BITS}")
-    if group not in GROUPS:
-        raise ValueError(f"group is {group!r}, expected one of {GROUPS}")
+    for name, value, accepted in (("bits", bits, BITS), ("group", group, GROUPS)):
+        if type(value) is not int:
+            raise TypeError(f"{name} is {value!r}, expected one of {accepted}")
+        if value not in accepted:
+            raise ValueError(f"{name} is {value}, expected one of {accepted}")
+    check_positive("shard_bytes", shard_bytes)
+    hub.check_source(source, revision)
     target = Path(destination).expanduser().absolute()
     if target.exists():
         raise FileExistsError(f"{target} exists; give a new directory")

@@ -39,12 +39,16 @@ class Run:
         self._finished = False
         self._begun = time.perf_counter()
         self._reused = session.length
+        self.read_tokens = 0  #: of the prompt, as far as it has been read
 
     def chunks(self, report: Report | None = None) -> Generator[Chunk, None, None]:
         """Closing the iterator stops the device; the session stays valid."""
         self._begun = time.perf_counter()
         self._reused = self._session.length
-        self._read(report)
+        try:
+            self._read(report)
+        finally:
+            self.read_tokens = self._session.length - self._reused
         yield from self.answer()
 
     def answer(self) -> Generator[Chunk, None, None]:

@@ -28,6 +28,7 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None, refr
     A complete snapshot is used without any network call unless `refresh`. Otherwise config.json comes first and is
     checked, then the small files, whose index is checked, then the weights. Raises `CheckpointError`.
     """
+    check_source(source, revision)
     directory = local_directory(source)
     if directory is not None:
         return directory
@@ -35,17 +36,29 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None, refr
     snapshot = None if refresh else local_snapshot(repo, revision)
     if snapshot is not None:
         return snapshot
+    sizes: dict[str, int] = {}
     try:
-        return _download(repo, revision, progress)
+        return _download(repo, revision, progress, sizes)
     except CheckpointError as error:
-        broken = _describe_partial(repo, revision)
+        broken = _describe_partial(repo, revision, sizes)
         if not broken:
             raise
         raise CheckpointError(f"{error}; {broken}", found=error.found, expected=error.expected, tensor=error.tensor) from error
 
 
+def check_source(source: Any, revision: Any = None) -> None:
+    """Raise `TypeError` or `ValueError` unless these can name a checkpoint and a revision of it."""
+    if not isinstance(source, (str, os.PathLike)) or isinstance(os.fspath(source), bytes):
+        raise TypeError(f"the checkpoint is {source!r}, expected a directory or a Hub id such as 'owner/name'")
+    if revision is not None and not isinstance(revision, str):
+        raise TypeError(f"revision is {revision!r}, expected the name of a branch or tag, a commit, or None")
+    if revision == "" or "\0" in os.fspath(source) + (revision or ""):
+        raise ValueError(f"{os.fspath(source)!r} at revision {revision!r}: no such name can exist")
+
+
 def local_directory(source: str | os.PathLike[str]) -> Path | None:
     """`source` as a directory; None when it must be a Hub id. Raises `CheckpointError` when it can be neither."""
+    check_source(source)
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -91,8 +104,8 @@ def lacking(directory: Path) -> dict[str, int | None]:
     return result | dict.fromkeys(absent) | shortfalls(directory, present)
 
 
-def _describe_partial(repo: str, revision: str | None) -> str | None:
-    """In words, what the local copy of a Hub id lacks; None without one, or when it is whole."""
+def _describe_partial(repo: str, revision: str | None, sizes: dict[str, int]) -> str | None:
+    """In words, what the local copy of a Hub id lacks; None without one, or when it is whole. `sizes` are the Hub's, if known."""
     path = cached_snapshot(repo, revision)
     if path is None:
         return None
@@ -100,12 +113,14 @@ def _describe_partial(repo: str, revision: str | None) -> str | None:
         missing = lacking(path)
     except CheckpointError as error:
         return str(error)
-    listed = [f"{name} lacks {'all' if count is None else count} bytes" for name, count in missing.items()]
+    absent = {name: f"all of its {sizes[name]}" if name in sizes else "all" for name in missing}
+    listed = [f"{name} lacks {absent[name] if count is None else count} bytes" for name, count in missing.items()]
     return f"the local copy {path} is incomplete: {', '.join(listed)}" if listed else None
 
 
 def find_config(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """The config.json of a file path, a directory or a Hub id; from the Hub it alone is downloaded."""
+    check_source(source, revision)
     path = Path(source).expanduser()
     if path.is_file():
         return path
@@ -125,13 +140,14 @@ def _fetch_config(repo: str, revision: str | None) -> Path:
         return Path(str(hf_hub_download(repo, "config.json", revision=revision)))
 
 
-def _download(repo: str, revision: str | None, progress: Progress) -> Path:
+def _download(repo: str, revision: str | None, progress: Progress, sizes: dict[str, int]) -> Path:
+    """Fills `sizes`, by file name, as soon as the Hub has said them."""
     from huggingface_hub import HfApi
 
     with _hub_errors(repo, revision):
         # Asks the Hub itself: the download functions fall back to an old cached copy without a word.
         info = HfApi().model_info(repo, revision=revision, files_metadata=True)
-    sizes = {item.rfilename: item.size or 0 for item in info.siblings or []}
+    sizes.update((item.rfilename, item.size or 0) for item in info.siblings or [])
     if "config.json" not in sizes:
         raise CheckpointError(f"{repo}: the repository has no config.json", expected="config.json")
     config = ModelConfig.from_file(_fetch_config(repo, revision))

@@ -69,6 +69,7 @@ def inspect(source: str | os.PathLike[str], *, revision: str | None = None) -> I
     >>> sorted(lily.inspect(lily.Model.demo().source).memory)
     [4096, 32768, 131072]
     """
+    hub.check_source(source, revision)
     directory = hub.local_directory(source)
     if directory is None:
         directory = hub.cached_snapshot(os.fspath(source), revision)

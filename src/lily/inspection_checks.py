@@ -20,6 +20,7 @@ from lily.values import read_bytes, read_floats
 
 _SAMPLE_BYTES = 512
 _SAMPLED_FROM = 1 << 14
+_LARGEST_NORM = 1000
 # Kinds of matrices by how their names end, or else by what they contain; the first that fits.
 _ENDINGS = (("mlp.gate", "router"), ("shared_expert_gate", "router"))
 _PARTS = (
@@ -104,8 +105,10 @@ def _norms(weights: Sequence[Mapping[str, Any]], config: ModelConfig) -> tuple[d
         except CheckpointError as error:
             problems.append(str(error))
             continue
+        if weight["name"].endswith("norm") and (fault := _norm_fault(values + 1 if weight["add_one"] else values)):
+            problems.append(f"{weight['name']}: {fault}; the file is damaged, download it again")
         if weight["name"] in centred and weight["name"].endswith("layernorm"):
-            means.append(float(values.mean()))
+            means.append(float(values.mean(dtype=np.float64)))
     original = any(weight.get("add_one") for weight in weights)
     mean = float(np.mean(means)) if means else 0.0
     if means and original and mean > 0.5:
@@ -117,6 +120,14 @@ def _norms(weights: Sequence[Mapping[str, Any]], config: ModelConfig) -> tuple[d
             f"the layer norms average {mean:.2f} although conv1d has MLX's shape, where they are near 1: the conversion forgot to add 1"
         )
     return {"stored_as": "w, used as 1 + w" if original else "multipliers", "mean": mean, "layers": len(means)}, problems
+
+
+def _norm_fault(multipliers: Any) -> str | None:
+    """Trained norms are about 1; some are several times that, none a thousand times."""
+    largest = float(np.abs(multipliers).mean(dtype=np.float64))
+    if largest == 0:
+        return "multiplies everything by zero"
+    return f"multiplies by {largest:.3g} on average, expected about 1" if largest > _LARGEST_NORM else None
 
 
 def _is_blank(part: Mapping[str, Any]) -> bool:

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lily.errors import CheckpointError
+from lily._engine import native
+from lily.errors import CheckpointError, DeviceError
+from lily.progress import check_progress
 
 if TYPE_CHECKING:
     from lily.config import ModelConfig
     from lily.tokenizer import Tokenizer
+
+
+_MAX_BYTES = 2**63 - 1
+
+
+def check_options(*, device: Any, max_context: Any, memory_limit: Any, quantize: Any, refresh: Any, progress: Any) -> None:
+    """Check what `Model.from_pretrained` was given, before anything is downloaded or read.
+
+    Raises `TypeError`, `ValueError`, and `DeviceError` for a device that this machine lacks.
+    """
+    check_positive("max_context", max_context)
+    check_positive("memory_limit", memory_limit)
+    if memory_limit is not None and memory_limit > _MAX_BYTES:
+        raise ValueError(f"memory_limit is {memory_limit}, expected at most {_MAX_BYTES} bytes")
+    check_bits(quantize)
+    if not isinstance(refresh, bool):
+        raise TypeError(f"refresh is {refresh!r}, expected True or False")
+    check_progress(progress)
+    if not isinstance(device, str):
+        raise TypeError(f"device is {device!r}, expected a name such as 'auto' or 'cpu'")
+    known = ["auto", *(entry["name"] for entry in native().devices())]
+    if device not in known:
+        raise DeviceError(f"device {device!r} is not available here, expected one of: {', '.join(known)}")
 
 
 def check_positive(name: str, value: int | None) -> None:

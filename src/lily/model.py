@@ -17,7 +17,8 @@ from lily.config import ModelConfig, read_json
 from lily.device import DeviceInfo, device_info
 from lily.errors import TemplateError
 from lily.generation import Run, collect
-from lily.loading import check_bits, check_positive, check_vocabulary
+from lily.loading import check_options, check_vocabulary
+from lily.profile import ProfileMethods
 from lily.progress import Progress, Report, reporting
 from lily.prompts import is_batch, to_ids
 from lily.request import Request, takes_options
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parent / "data" / "demo"
 
 
-class Model(ChatMethods, AsyncMethods):
+class Model(ChatMethods, AsyncMethods, ProfileMethods):
     """A loaded model. Use `Model.from_pretrained` or `Model.demo`; it is a context manager and works from any thread.
 
     >>> import lily
@@ -98,9 +99,9 @@ class Model(ChatMethods, AsyncMethods):
         >>> model.max_context
         512
         """
-        check_positive("max_context", max_context)
-        check_positive("memory_limit", memory_limit)
-        check_bits(quantize)
+        check_options(
+            device=device, max_context=max_context, memory_limit=memory_limit, quantize=quantize, refresh=refresh, progress=progress
+        )
         directory = hub.resolve(source, revision=revision, refresh=refresh, progress=progress)
         config = ModelConfig.from_file(directory)
         if max_context is not None and max_context > config.max_context:
@@ -365,11 +366,12 @@ class Model(ChatMethods, AsyncMethods):
     def close(self) -> None:
         """Close all sessions and give all memory back. May be called twice; other calls then raise `ValueError`.
 
-
         >>> import lily
         >>> model = lily.Model.demo()
         >>> model.close()
         """
+        if self._store is not None:
+            self._store._close()
         for session in list(self._sessions):
             session.close()
         self._native.close()

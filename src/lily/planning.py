@@ -13,8 +13,12 @@ from lily.config import ModelConfig
 from lily.weights import abstract_weights, load_weights
 
 CONTEXTS = (4096, 32768, 131072)
-# Two decode steps are in flight: one state is read while two are written.
-_STATES_IN_DECODE = 3
+# Two decode steps are in flight: one state is read while two are written. Beside them lie the empty one and a spare.
+_STATES_IN_DECODE = 5
+# How the engine holds a session (csrc/engine: pools.cpp, session.cpp): K and V in blocks of tokens, their number grown by
+# doubling, and a state every so many tokens, the older the fewer.
+_KV_BLOCK_TOKENS, _FIRST_BLOCKS = 256, 4
+_SNAPSHOT_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,12 @@ class Plan:
         return self.decode["bytes"]
 
     def memory(self, tokens: int) -> dict[str, int]:
-        """Bytes by kind for one session of `tokens` tokens."""
+        """Bytes by kind for one session whose prompt and answer have `tokens` tokens together, at its largest."""
         parts = {
             "weights": self.weights,
-            "kv": tokens * self.kv_bytes_per_token,
+            "kv": _kv_tokens(tokens) * self.kv_bytes_per_token,
             "states": _STATES_IN_DECODE * self.state_bytes,
+            "snapshots": _snapshots(tokens) * self.state_bytes,
             "workspace": self.workspace_bytes,
         }
         return parts | {"total": sum(parts.values())}
@@ -108,6 +113,7 @@ class Plan:
             f"decode step: {self.decode['dispatches']} dispatches in {self.decode['stages']} stages, "
             f"{self.bytes_per_token / 1e9:.3f} GB + {self.kv_bytes_per_token:,} bytes for each token of context",
             f"prefill chunk of {self.prefill['rows']} rows: {self.prefill['dispatches']} dispatches in {self.prefill['stages']} stages",
+            *self._variants(),
             "",
             _row("memory, GB", [f"{tokens // 1024}K" for tokens in CONTEXTS]),
         ]
@@ -119,12 +125,35 @@ class Plan:
             lines.append(_row(f"  {chip.name}, {chip.gigabytes_per_second:g} GB/s", rates) + f"   {chip.source}")
         return "\n".join(lines)
 
+    def _variants(self) -> list[str]:
+        """Which instruction set runs the kernels on this machine's CPU, and why."""
+        listed = [*self.decode["forward"], *self.decode["sample"], *self.prefill["list"]]
+        kernels: dict[tuple[str, str], set[str]] = {}
+        for entry in listed:
+            kernels.setdefault((entry["cpu"], entry["cpu_reason"]), set()).add(entry["kernel"])
+        ranked = sorted(kernels.items(), key=lambda item: -len(item[1]))
+        return [f"on this CPU: {variant} for {len(names)} kernels, {reason}" for (variant, reason), names in ranked]
 
-def plan(source: str | os.PathLike[str], *, revision: str | None = None) -> Plan:
+
+def _kv_tokens(tokens: int) -> int:
+    """The tokens that there is room for when the last of `tokens` is written."""
+    blocks = max(_FIRST_BLOCKS, -(-tokens // _KV_BLOCK_TOKENS))
+    return (1 << (blocks - 1).bit_length()) * _KV_BLOCK_TOKENS
+
+
+def _snapshots(tokens: int) -> int:
+    """States kept of a prompt: its end, and those on the grid that are near enough for how coarse their place is."""
+    last = tokens // _SNAPSHOT_TOKENS
+    near = sum(last - step <= 4 * (step & -step) for step in range(1, last + 1))
+    return near + (tokens % _SNAPSHOT_TOKENS > 0)
+
+
+def plan(source: str | os.PathLike[str], *, revision: str | None = None, device: str = "auto") -> Plan:
     """Plan for a config.json, a directory (a config.json in it will do) or a Hub id (of which only that is downloaded).
 
     Weights that are there are counted as they are; otherwise the quantisation block says what they would be, 4 bits in
-    groups of 64 when there is none. Raises `CheckpointError`.
+    groups of 64 when there is none. `device` names whose programs are recorded (cpu, metal, sim, cuda; it need not be
+    here). Raises `CheckpointError`, `DeviceError` for an unknown device.
 
     >>> import lily
     >>> lily.plan(lily.Model.demo().source).to_dict()["decode"]["dispatches"] > 0
@@ -132,7 +161,7 @@ def plan(source: str | os.PathLike[str], *, revision: str | None = None) -> Plan
     """
     path = hub.find_config(source, revision=revision)
     config = ModelConfig.from_file(path)
-    result = native().plan(config.spec(), _weights(path, config))
+    result = native().plan(config.spec(), _weights(path, config), device)
     memory = result["memory"]
     return Plan(
         source=str(source),

@@ -11,16 +11,21 @@ Report = Callable[[str, int, int], None]
 Progress = bool | Report | None
 
 
+def check_progress(progress: object) -> None:
+    """Raise `TypeError` unless this can be a `progress` argument."""
+    if not callable(progress) and not isinstance(progress, bool) and progress is not None:
+        raise TypeError(f"progress is {progress!r}, expected True, False or a callable (stage, done, total)")
+
+
 @contextmanager
 def reporting(progress: Progress) -> Iterator[Report | None]:
     """Turn a `progress` argument into a report function, or None for silence, and clean up after it.
 
     True shows a bar when stderr is a terminal (or in a notebook); False and None are silent.
     """
+    check_progress(progress)
     if callable(progress):
         yield progress
-    elif not isinstance(progress, bool) and progress is not None:
-        raise TypeError(f"progress is {progress!r}, expected True, False or a callable (stage, done, total)")
     elif not progress or not visible():
         yield None
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lily.tokenizer import Tokenizer
 
 _TURN = "<|im_start|>"
-# A user turn that stands where no message is: it ends a prefix that alone would be no conversation, and is cut out again.
+# A user turn that stands where no message is, for templates that refuse a conversation without one; it is cut out again.
 _STAND_IN = "lily-stand-in-7c4b1e90"
 _STAND_IN_HEAD, _STAND_IN_END = f"{_TURN}user\n", "<|im_end|>\n"
 _TURNS_MARKED = 8  # as many as a session keeps states of
@@ -45,54 +45,48 @@ class Rendering:
             raise TemplateError("this template cannot leave the thoughts out, so a call of a tool cannot be required")
         self.text = prompt + forced
         self.text.encode()  # a lone surrogate is a UnicodeEncodeError (a ValueError) here, with its position
-        encoding = tokenizer.backend.encode(self.text, add_special_tokens=False)
-        self.ids: list[int] = list(encoding.ids)
-        self._starts = [start for start, _ in encoding.offsets]
+        self.ids: list[int] = list(tokenizer.backend.encode(self.text, add_special_tokens=False).ids)
+        start = tokenizer.backend.token_to_id(_TURN)
+        self._turns = [] if start is None else [i for i, token in enumerate(self.ids) if token == start]
+        # Templates put results of tools that follow each other in one turn, or in several. Where neither fits, as when a text spells
+        # the mark of a turn, nothing is known about whose turn is whose.
+        fitting = [owners for joined in (True, False) if len(owners := self._owners(joined)) + 1 == len(self._turns)]
+        self._owned = fitting[0] if fitting else []
 
     def marks(self) -> list[int]:
         """Token counts after which a later request may go on: behind system text and tools, before the last user message,
-        before each of the newest assistant turns and before the answer. Ascending, each verified to be a prefix."""
-        messages = self._messages
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"][-_TURNS_MARKED:]
-        places = {self._head(), len(messages), *turns}
-        if self._last_user() >= 0:
-            places.add(self._last_user())
-        found = {self._boundary(place) for place in places}
-        return sorted(mark for mark in found if mark is not None and mark > 0)
+        before each of the newest assistant turns and before the answer. Ascending.
+
+        They are found among the ids of the prompt itself: a shorter list of messages may be rendered differently.
+        """
+        turns = self._turns
+        if self._owned:
+            messages = self._messages
+            roles = [None if owner is None else messages[owner]["role"] for owner in self._owned]
+            answers = [i for i, role in enumerate(roles) if role == "assistant"][-_TURNS_MARKED:]
+            users = [i for i, role in enumerate(roles) if role == "user"][-1:]
+            head = [1] if roles[0] in (None, "system") else []
+            turns = [self._turns[i] for i in sorted({*head, *users, *answers, len(self._owned)})]
+        elif len(turns) > _TURNS_MARKED:
+            turns = [turns[1], *turns[1 - _TURNS_MARKED :]]
+        return [mark for mark in turns if mark > 0]
 
     def message_at(self, token: int) -> int | None:
-        """The index in the caller's list of the message that holds a token; None for the tools and the generation prompt."""
-        if token >= len(self._starts):
-            return None
-        turn = self.text.count(_TURN, 0, self._starts[token] + len(_TURN)) - 1
-        messages, places = self._messages, self._conversation.places
-        owners: list[int | None] = [] if self._head() or not self._tools else [None]
+        """The index in the caller's list of the message that holds a token; None for the tools, the beginning of the answer,
+        and where it is not known."""
+        turn = bisect_right(self._turns, token) - 1
+        owner = self._owned[turn] if 0 <= turn < len(self._owned) else None
+        return None if owner is None else self._conversation.places[owner]
+
+    def _owners(self, results_joined: bool) -> list[int | None]:
+        """For each turn before the answer, the message that it begins with; None for a turn of tools alone."""
+        messages = self._messages
+        head = bool(messages) and messages[0]["role"] == "system"
+        owners: list[int | None] = [None] if self._tools and not head else []
         for i, message in enumerate(messages):
-            if i == 0 or message["role"] != "tool" or messages[i - 1]["role"] != "tool":
-                owners.append(places[i])
-        return owners[turn] if 0 <= turn < len(owners) else None
-
-    def _head(self) -> int:
-        return 1 if self._messages and self._messages[0]["role"] == "system" else 0
-
-    def _last_user(self) -> int:
-        return max((i for i, message in enumerate(self._messages) if message["role"] == "user"), default=-1)
-
-    def _boundary(self, place: int) -> int | None:
-        """The number of tokens before message `place`, or None where the shorter list is no prefix of the prompt."""
-        try:
-            if place <= max(self._last_user(), self._head()):
-                # Up to the last user message a template may render turns differently, so a user message must follow here too.
-                text = self._render([*self._messages[:place], {"role": "user", "content": _STAND_IN}])
-                text = text[: self._stand_in(text)[0]]
-            else:
-                text = self._render(self._messages[:place])
-        except TemplateError:
-            return None
-        if not self.text.startswith(text):
-            return None
-        token = bisect_left(self._starts, len(text))
-        return token if token < len(self._starts) and self._starts[token] == len(text) else None
+            if not results_joined or i == 0 or message["role"] != "tool" or messages[i - 1]["role"] != "tool":
+                owners.append(i)
+        return owners
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
         options = self._variables | {"tools": self._tools, "add_generation_prompt": add_generation_prompt}

@@ -80,10 +80,12 @@ class Request:
     @classmethod
     def make(cls, defaults: Sampling, vocab_size: int, options: Mapping[str, Any]) -> Request:
         """Raises `TypeError`, `ValueError` or `SamplingError`, naming the option."""
+        options = dict(options)
+        _check_kv_bits(options.pop("kv_bits", None))
         unknown = set(options) - set(_DEFAULTS)
         if unknown:
             raise TypeError(f"unknown option {sorted(unknown)[0]!r}, expected some of {', '.join(_DEFAULTS)}")
-        given = _DEFAULTS | dict(options)
+        given = _DEFAULTS | options
         if given["ignore_eos"] not in (True, False):
             raise TypeError(f"ignore_eos is {given['ignore_eos']!r}, expected True or False")
         if given["token_mask"] is not None and not callable(given["token_mask"]):
@@ -107,6 +109,15 @@ class Request:
     def native(self) -> dict[str, Any]:
         """The settings in the engine's form."""
         return self.sampling.to_dict() | {"logprobs": self.logprobs, "masked": self.token_mask is not None}
+
+
+def _check_kv_bits(value: Any) -> None:
+    """Callers of other engines ask for a quantised cache of K and V by this name."""
+    if value is not None and (type(value) is not int or value != 16):
+        raise ValueError(
+            f"kv_bits is {value!r}, expected 16 or None: K and V are bfloat16. In this model the recurrent layers feed on "
+            "attention's errors, and fewer than 8 bits are known to break its answers"
+        )
 
 
 def _max_tokens(value: Any, alias: Any) -> int | None:

@@ -13,7 +13,6 @@ from lily.sampling import Sampling
 if TYPE_CHECKING:
     import numpy as np
 
-    from lily.store import Reuse
     from lily.tool_calls import ToolCall, ToolCallDelta
 
 
@@ -249,6 +248,25 @@ class Score:
 
     def __str__(self) -> str:
         return f"perplexity {self.perplexity:.3f} over {len(self.logprobs)} tokens"
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a request did with what was there: tokens `reused`, and tokens `read` (or decoded again). When the nearest session of
+    the store went another way, `differs_at` is the first token that differed and `message` the index of the message that it
+    belongs to (None for the tools and the beginning of the answer).
+
+    >>> import lily
+    >>> model = lily.Model.demo()
+    >>> reply = model.chat([{"role": "user", "content": "Hi"}], max_tokens=1)
+    >>> reply.reuse.reused, reply.reuse.differs_at
+    (0, None)
+    """
+
+    reused: int
+    read: int
+    differs_at: int | None = None
+    message: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from lily.generation import Run, collect
 from lily.progress import Progress, reporting
 from lily.request import takes_options
-from lily.results import Chunk, Generation, Rewind
+from lily.results import Chunk, Generation, Reuse, Rewind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from lily.model import Model
     from lily.prompts import Prompt
-    from lily.request import Options
+    from lily.request import Options, Request
 
 
 class Session:
@@ -38,6 +39,7 @@ class Session:
     def __init__(self, model: Model, native: Any) -> None:
         self._model = model
         self._native = native
+        self._report = Reuse(native.length, 0)
         model._sessions.add(self)
 
     def append(self, prompt: Prompt, *, progress: Progress = None) -> None:
@@ -53,7 +55,7 @@ class Session:
         [1, 2, 3]
         """
         ids = self._model._ids(prompt)
-        with reporting(progress) as report:
+        with reporting(progress) as report, self._reporting(len(self)):
             self._native.append(ids, report)
 
     @takes_options
@@ -66,7 +68,7 @@ class Session:
         True
         """
         request = self._model._request(options)
-        return collect(self._run(prompt, request).chunks(), request)
+        return collect(self._chunks(prompt, request), request)
 
     @takes_options
     def stream(self, prompt: Prompt | None = None, **options: Unpack[Options]) -> Iterator[Chunk]:
@@ -79,13 +81,43 @@ class Session:
         >>> chunk.finish_reason
         'length'
         """
-        return self._run(prompt, self._model._request(options)).chunks()
+        return self._chunks(prompt, self._model._request(options))
 
-    def _run(self, prompt: Prompt | None, request: Any) -> Run:
+    def _chunks(self, prompt: Prompt | None, request: Request) -> Generator[Chunk, None, None]:
         ids = None if prompt is None else self._model._ids(prompt)
         if ids is None and self._native.length == 0:
             raise ValueError("the session is empty, give a prompt to start from")
-        return Run(self._model, self._native, ids, request)
+        return self._reported(Run(self._model, self._native, ids, request))
+
+    def _reported(self, run: Run) -> Generator[Chunk, None, None]:
+        before = len(self)
+        with closing(run.chunks()) as chunks:
+            try:
+                yield from chunks
+            finally:
+                self._report = Reuse(before, run.read_tokens)
+
+    @contextmanager
+    def _reporting(self, before: int) -> Iterator[None]:
+        """Whatever was read, also when the reading was cut short, is in the report."""
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # closed meanwhile
+                self._report = Reuse(before, len(self) - before)
+
+    def report(self) -> Reuse:
+        """What the last request on this session reused and read, in tokens; a rewind counts what it computed again as read.
+
+        The report of a chat request is in its answer (`Message.reuse`), with the first token and message that differed.
+
+        >>> import lily
+        >>> session = lily.Model.demo().prefill([5, 6, 7])
+        >>> session.append([8, 9])
+        >>> session.report()
+        Reuse(reused=3, read=2, differs_at=None, message=None)
+        """
+        return self._report
 
     def logits(self) -> np.ndarray[Any, Any]:
         """Raw logits of the next token, float32 `[vocab]`. Raises `ValueError` when the session is empty.
@@ -145,7 +177,9 @@ class Session:
         if not 0 <= n <= len(self):
             raise ValueError(f"rewind({n}) on a session of {len(self)} tokens, expected 0 to {len(self)}")
         with reporting(progress) as report:
-            return Rewind(*self._native.rewind(n, report))
+            result = Rewind(*self._native.rewind(n, report))
+        self._report = Reuse(result.kept, result.reread)
+        return result
 
     def fork(self) -> Session:
         """A second session with the same past; nothing is copied.
@@ -211,4 +245,7 @@ class Session:
         return self._native.length
 
     def __repr__(self) -> str:
-        return f"Session({len(self)} tokens, {self.nbytes / (1 << 20):.1f} MiB)"
+        try:
+            return f"Session({len(self)} tokens, {self.nbytes / (1 << 20):.1f} MiB)"
+        except ValueError:
+            return "Session(closed)"

@@ -1,7 +1,7 @@
 """Sessions on disk: one safetensors file, bound by its metadata to the model and the arithmetic that computed it.
 
 Tensors: `tokens` I32, `origins` U8, `state.I` U8 (whole state values), `kv.L` U8 (K and V blocks of attention layer L//2).
-Metadata `lily`: a JSON object with the fields of `_binding`, the counts, the snapshots and a CRC-32 of every tensor.
+Metadata `lily`: a JSON object with the fields of `binding`, the counts, the snapshots and a CRC-32 of every tensor.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lily
 from lily._engine import native
 from lily.errors import CheckpointError, SessionMismatchError
 from lily.safetensors_header import Tensor, read_header
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from lily.model import Model
 
 VERSION = 1
+PART = ".part"  # ends the names of files that are being written
 _SAMPLE_BYTES = 4096  # of each tensor enter the digest of a model: reading all of 20 GB would take longer than the session saves
 _CRC_CHUNK = 1 << 24
+_SAME_BITS = {"amx": "x86-fma", "amx-emulated": "x86-fma", "avx2": "x86-fma", "avx512": "x86-fma"}
+_DTYPES = {"<i4": "I32", "|u1": "U8"}
 
 
 def model_digest(directory: Path, config: dict[str, Any]) -> str:
@@ -45,18 +49,35 @@ def binding(model: Model) -> dict[str, Any]:
     """What a saved session must agree with, field by field."""
     device = model.device
     return {
+        "lily": lily.__version__,
+        "config": config_digest(model.config.raw),
         "model": model.digest,
         "device": device.kind,
         "storage": device.storage,
-        # AVX2 and AVX-512 give the same bits
-        "arithmetic": "x86-fma" if device.isa in ("avx2", "avx512") else device.isa,
+        "arithmetic": arithmetic(device.isa, os.environ.get("LILY_KERNEL", "")),
+        "plan": "fused" if model._native.fused else "unfused",
     }
 
 
-def save(model: Model, session: Any, path: str | os.PathLike[str]) -> None:
-    """Write atomically: to a temporary file beside `path`, synced, then renamed over it."""
-    from safetensors.numpy import save_file
+def config_digest(config: dict[str, Any]) -> str:
+    """SHA-256 of a configuration, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
+
+def arithmetic(isa: str, forced: str) -> str:
+    """Whose sums these are: instruction sets that give the same bits have one name; `forced` is what LILY_KERNEL says.
+
+    >>> from lily.session_file import arithmetic
+    >>> arithmetic("avx512", ""), arithmetic("avx512", "gemm=avx2"), arithmetic("avx2", "*=portable")
+    ('x86-fma', 'x86-fma', 'x86-fma, but *=portable')
+    """
+    name = _SAME_BITS.get(isa, isa)
+    other = [item for item in forced.split(",") if item and _SAME_BITS.get(variant := item.partition("=")[2], variant) != name]
+    return f"{name}, but {','.join(other)}" if other else name
+
+
+def save(model: Model, session: Any, path: str | os.PathLike[str]) -> int:
+    """Write atomically: to a temporary file beside `path`, synced, then renamed over it. Returns the file's bytes."""
     target = Path(path)
     image = native().export_session(session)
     tensors: dict[str, np.ndarray[Any, Any]] = {"tokens": image["tokens"], "origins": image["origins"]}
@@ -66,28 +87,53 @@ def save(model: Model, session: Any, path: str | os.PathLike[str]) -> None:
         "format": "lily-session", "version": VERSION, **binding(model), "consumed": image["consumed"],
         "states": len(image["states"]), "kv": len(image["kv"]), "snapshots": image["snapshots"], "crc32": _checksums(tensors),
     }  # fmt: skip
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=PART, dir=target.parent)
     try:
-        save_file(tensors, temporary, metadata={"lily": json.dumps(header)})
-        with open(temporary, "rb+") as file:
+        with open(handle, "wb", buffering=0) as file:
+            _write(file, tensors, {"lily": json.dumps(header)})
             os.fsync(file.fileno())
+            size = file.tell()
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
         raise
+    _sync_directory(target.parent)
+    return size
+
+
+def _write(file: Any, tensors: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str]) -> None:
+    """The safetensors format, straight from the arrays: a copy of a session would not fit in memory beside it."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, array in tensors.items():
+        entries[name] = {"dtype": _DTYPES[array.dtype.str], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    for data in (len(text).to_bytes(8, "little"), text, *tensors.values()):
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view):
+            done += file.write(view[done:])
+
+
+def _sync_directory(directory: Path) -> None:
+    """The new name itself survives a power cut, where the file system lets one ask for it."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
 
 
 def load(model: Model, path: str | os.PathLike[str]) -> Any:
     """The native session of a file. The file is mapped; `SessionMismatchError` names the field that differs."""
     source = Path(path)
-    try:
-        tensors = read_header(source)
-    except CheckpointError as error:
-        raise SessionMismatchError(f"{error}; this is not a whole saved session") from error
-    header = _metadata(source)
-    if header.get("format") != "lily-session":
-        raise SessionMismatchError(f"{source} is not a saved session: metadata 'format' is {header.get('format')!r}")
+    tensors, header = read(source)
     for field, expected in {"version": VERSION, **binding(model)}.items():
         if header.get(field) != expected:
             raise SessionMismatchError(
@@ -109,6 +155,27 @@ def load(model: Model, path: str | os.PathLike[str]) -> Any:
         return native().import_session(model._native, arrays["tokens"], arrays["origins"], header["consumed"], states, snapshots, kv)
     except (KeyError, TypeError, ValueError) as error:
         raise SessionMismatchError(f"{source} does not fit this model: {error}") from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Where the tensors of a saved session lie, and its header. `SessionMismatchError` when it is none, or cut."""
+    try:
+        tensors = read_header(path)
+    except CheckpointError as error:
+        raise SessionMismatchError(f"{error}; this is not a whole saved session") from error
+    header = _metadata(path)
+    if header.get("format") != "lily-session":
+        raise SessionMismatchError(f"{path} is not a saved session: metadata 'format' is {header.get('format')!r}")
+    return tensors, header
+
+
+def read_tensor(path: Path, tensor: Tensor, crc: int) -> np.ndarray[Any, Any]:
+    """One tensor of a saved session, read apart from the rest and checked."""
+    kinds = {kind: dtype for dtype, kind in _DTYPES.items()}
+    array = np.fromfile(path, kinds[tensor.dtype], int(np.prod(tensor.shape)), offset=tensor.offset)
+    if array.nbytes != tensor.bytes or zlib.crc32(array.tobytes()) != crc:
+        raise SessionMismatchError(f"{path} is damaged")
+    return array
 
 
 def _metadata(path: Path) -> dict[str, Any]:

@@ -29,19 +29,16 @@ def both(first: Mask | None, second: Mask | None) -> Mask | None:
 def choice_mask(texts: Sequence[str], model: Model) -> Mask:
     """Begin with one of `texts`, then go on freely."""
     paths = [model.encode(text) for text in texts]
-    size = model.config.vocab_size
-
-    def mask(ids: list[int]) -> np.ndarray[Any, Any]:
-        going_on = {path[len(ids)] for path in paths if path[: len(ids)] == ids and len(path) > len(ids)}
-        return _only(going_on, size) if going_on else _all(size)
-
-    return mask
+    return lambda ids: _along(paths, ids, model.config.vocab_size)
 
 
-def format_mask(response_format: Any, model: Model, *, thinking: bool) -> Mask | None:
-    """The mask of an OpenAI `response_format`; with `thinking` it begins where the thoughts end."""
+def format_mask(response_format: Any, model: Model, *, thinking: bool, calls: Sequence[str] = ()) -> Mask | None:
+    """The mask of an OpenAI `response_format`; with `thinking` it begins where the thoughts end.
+
+    `calls` are the texts with which a call of a tool may begin in the place of the JSON.
+    """
     schema = _schema(response_format)
-    return None if schema is None else _JsonMask(schema, model, thinking)
+    return None if schema is None else _JsonMask(schema, model, thinking, [model.encode(text) for text in calls])
 
 
 def _schema(given: Any) -> dict[str, Any] | None:
@@ -64,9 +61,9 @@ def _schema(given: Any) -> dict[str, Any] | None:
 
 
 class _JsonMask:
-    """Free until the thoughts are closed, then the blank line of the template, then the grammar."""
+    """Free until the thoughts are closed, then the blank line of the template, then the grammar, or a call and what follows it."""
 
-    def __init__(self, schema: dict[str, Any], model: Model, thinking: bool) -> None:
+    def __init__(self, schema: dict[str, Any], model: Model, thinking: bool, calls: list[list[int]]) -> None:
         self._library = _llguidance()
         self._size = model.config.vocab_size
         self._model = model
@@ -82,6 +79,8 @@ class _JsonMask:
         self._text = b""
         self._seen = 0
         self._behind = 0  # tokens behind the thoughts
+        self._calls = calls
+        self._answer: list[int] = []  # behind the blank line; no JSON begins like a call, so the first token decides
 
     def __call__(self, ids: list[int]) -> np.ndarray[Any, Any]:
         for token in ids[self._seen :]:
@@ -91,12 +90,20 @@ class _JsonMask:
             return _all(self._size)
         if self._behind < len(self._forced):
             return _only({self._forced[self._behind]}, self._size)
+        if self._calling:
+            return _along(self._calls, self._answer, self._size)
         import numpy as np
 
         words = np.zeros((1, -(-self._size // 32)), np.int32)
         self._library.numpy.fill_next_token_bitmask(self._matcher, words)
         allowed = words[0].view(np.uint32)
+        if not self._answer:
+            allowed = allowed | _only({path[0] for path in self._calls}, self._size)
         return _only(self._model.end_tokens, self._size) if self._matcher.is_stopped() else allowed
+
+    @property
+    def _calling(self) -> bool:
+        return any(self._answer[:1] == path[:1] for path in self._calls)
 
     def _take(self, token: int) -> None:
         if self._open:
@@ -105,7 +112,9 @@ class _JsonMask:
         elif self._behind < len(self._forced):
             self._behind += 1
         elif token not in self._model.end_tokens:
-            self._matcher.consume_token(token)
+            self._answer.append(token)
+            if not self._calling:
+                self._matcher.consume_token(token)
 
 
 def _llguidance() -> Any:
@@ -124,6 +133,12 @@ def _tokens(model: Model, library: Any) -> Any:
         ends = sorted(model.end_tokens)
         known = model._grammar_tokens = library.LLTokenizer(model.tokenizer.backend.to_str(), model.config.vocab_size, ends)
     return known
+
+
+def _along(paths: Sequence[list[int]], ids: list[int], size: int) -> np.ndarray[Any, Any]:
+    """The tokens that go on along one of the paths; all of them behind the end of a path."""
+    going_on = {path[len(ids)] for path in paths if path[: len(ids)] == ids and len(path) > len(ids)}
+    return _only(going_on, size) if going_on else _all(size)
 
 
 def _all(size: int) -> np.ndarray[Any, Any]:

@@ -32,7 +32,7 @@ def fail_at(model: Model, step: int, stage: int) -> None:
 
 
 def set_schedule(model: Model, schedule: str) -> None:
-    """How programs are replayed: "stages", "serial", "shuffle:SEED", or "shuffle:SEED:drop:N"
+    """How programs are replayed: "stages", "stages:drop:N", "serial", "shuffle:SEED", or "shuffle:SEED:drop:N"
     (without the barrier after stage N)."""
     native().testing.set_schedule(model._native, schedule)
 
@@ -116,6 +116,12 @@ class ScriptedEngine:
             raise ValueError("model is closed")
         return dict.fromkeys(Memory.__dataclass_fields__, 0)
 
+    def held_bytes(self, sessions: Sequence[ScriptedSession]) -> int:
+        return sum(session.nbytes for session in sessions)
+
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 
@@ -129,6 +135,7 @@ class ScriptedSession:
         self._request_start = len(self._tokens)
         self.snapshots: list[int] = []
         self.busy = False
+        self.evicted = False
 
     def append(self, ids: np.ndarray[Any, Any], progress: Any = None, marks: Sequence[int] = (), keep_end: bool = True) -> None:
         self._ready()
@@ -182,6 +189,9 @@ class ScriptedSession:
         other = ScriptedSession(self.engine, self._tokens, self._origins)
         other.snapshots = list(self.snapshots)
         return other
+
+    def keep(self) -> None:
+        pass
 
     def close(self) -> None:
         self._tokens.clear()

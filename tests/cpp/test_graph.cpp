@@ -113,7 +113,7 @@ LILY_TEST(graph_programs_of_the_fixtures) {
         const Policy policy{fused, "test"};
         for (uint32_t context : {1u, 300u, 100000u}) check_stages(model.decode(split_plan(context), policy));
         for (uint32_t rows : {1u, 16u, 300u})
-          for (bool all : {false, true}) check_stages(model.prefill(rows, all, policy));
+          for (bool all : {false, true}) check_stages(model.prefill(rows, all, rows, policy));
       }
       check_stages(model.sampler());
       check_stages(model.head_step());

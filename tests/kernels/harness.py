@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -86,16 +87,67 @@ def act_values(buffer: np.ndarray) -> np.ndarray:
     return from_bf16(buffer) if buffer.dtype == np.uint16 else buffer
 
 
+@lru_cache
+def contracts() -> dict[str, str]:
+    """The access of each buffer of each kernel as args.h states it: r, w, or b for both."""
+    text = (ROOT / "metal/include/args.h").read_text()
+    found: dict[str, str] = {}
+    for block in re.split(r"\n(?!//)", text):
+        text = " ".join(re.sub(r"^//", "", block.strip(), flags=re.M).split())
+        for name, body in re.findall(r"(\w+): (0 .*?)(?=\w+: 0 |\Z)", text):
+            body = body.split("grid:")[0]
+            access, at = "", 0
+            for m in re.finditer(r"(?:^|(?<=, ))(\d+)(?:-(\d+)|\.\.? \d+\+(\d+)|\+3s:)? ?(.*?)(?=, \d+[ .\-+]|\Z)", body):
+                if int(m[1]) != at:
+                    continue
+                letter = "b" if "(rw" in m[4] else "w" if "(w" in m[4] else "r"
+                count = int(m[2]) - at + 1 if m[2] else int(m[3]) if m[3] else 1
+                access, at = access + letter * count, at + count
+            found[name] = access
+    return found
+
+
+@lru_cache
 def isas() -> list[str]:
+    """Where kernels run: the instruction sets of this machine, and the simulator of the Metal kernels when LILY_SIM names one."""
     from lily import _native
 
-    return _native.testing.instruction_sets()
+    return _native.testing.instruction_sets() + (["sim"] if os.environ.get("LILY_SIM") else [])
 
 
-def run(name, args, buffers, groups, *, isa="best", storage="bfloat16", split=None) -> None:
+@lru_cache
+def variants() -> list[str]:
+    """The same with the emulated form of AMX where there is AVX-512."""
+    from lily import _native
+
+    return _native.testing.variants() + (["sim"] if os.environ.get("LILY_SIM") else [])
+
+
+def affordable(isa: str, rows: int, keys: int = 100) -> bool:
+    """Whether a case is run here: the simulator takes tens of seconds for many rows, so LILY_SIM_LONG (set by .ci/soak) decides."""
+    return isa != "sim" or rows * keys <= 5_000 or bool(os.environ.get("LILY_SIM_LONG"))
+
+
+def run_sim(name, args, buffers, groups, *, storage="bfloat16", rows=None, indirect=-1, variant="", seed=0) -> dict:
+    """One launch on the simulator, every access checked against the arrays and the contract of args.h. Returns what it counted."""
+    from lily import _native
+
+    access = contracts()[name]
+    access = (access + "r" * len(buffers))[: len(buffers)]
+    if rows is None:  # as in a program: the row bucket, here the live rows of the step record or the CPU's grid
+        is_step = buffers[0] is not None and buffers[0].nbytes == ctypes.sizeof(structs()["LilyStep"])
+        rows = max(1, int(buffers[0].view(np.uint32)[2])) if is_step else 1
+    placed = [unaligned(b, 0) if b is not None and a == "r" and b.ctypes.data % 16 else b for a, b in zip(access, buffers, strict=True)]
+    return _native.testing.run_sim(name, storage, bytes(args), placed, access, groups, rows, indirect, variant, seed)
+
+
+def run(name, args, buffers, groups, *, isa="best", storage="bfloat16", split=None, **sim) -> None:
     """Runs threadgroups 0..groups-1 of a kernel on the arrays of `buffers` (None: absent), in ranges of `split` in reverse order when given."""
     from lily import _native
 
+    if isa == "sim":
+        run_sim(name, args, buffers, groups, storage=storage, seed=0 if split is None else split, **sim)
+        return
     ranges = [(0, groups)] if split is None else [(b, min(b + split, groups)) for b in range(0, groups, split)][::-1]
     for begin, end in ranges:
         _native.testing.run_kernel(name, isa, storage, bytes(args), list(buffers), begin, end)

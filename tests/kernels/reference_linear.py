@@ -58,3 +58,8 @@ def gate_up_rows(x, gate, up):
 
 def swiglu_rows(gate, up):
     return silu(gate.astype(np.float64)) * up
+
+
+def expand_rows(values):
+    """The weights themselves `[N, K]`; rounding to the storage is the caller's."""
+    return values

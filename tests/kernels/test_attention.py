@@ -7,7 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 import reference_attention as reference
-from harness import act, act_values, isas, make, run, step
+from harness import act, act_values, affordable, isas, make, run, step
+
+import lily
 
 STORAGES = ["bfloat16", "float32"]
 HEADS = [(8, 1), (16, 2), (4, 2), (4, 1)]
@@ -16,6 +18,11 @@ POSITIONS = [0, 5, 255, 256, 1000]
 # Relative RMS error. A probability within an fp32 error of the middle between two bfloat16 values may be rounded the other way:
 # a few in 10,000. Over many rows that is a few 1e-5 of the RMS; one row with a heavy key so rounded reaches 3e-4. Nothing else differs.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-4}
+
+
+def tolerance(storage, isa):
+    """The Metal kernels round p in steps of 32 keys, the reference (as the CPU) in steps of 64: a factor of 2.5 at most in what was measured."""
+    return TOLERANCE[storage] * (2.5 if isa == "sim" else 1)
 
 
 def arguments(hq=4, hkv=2, d=256, r=64, **more):
@@ -163,10 +170,10 @@ def test_rows_against_float64(hq, hkv, rows, position, storage):
     expected = reference.gate_rows(c.a, o, c.qkv[position : position + rows])
     plain = {}
     for isa in isas():
-        if isa == "portable" and rows > 7:
+        if (isa == "portable" and rows > 7) or not affordable(isa, rows, position + rows):
             continue
         plain[isa] = c.rows(position, rows, isa, gated=0)
-        assert relative(plain[isa], o) < TOLERANCE[storage], isa
+        assert relative(plain[isa], o) < tolerance(storage, isa), isa
         gated = c.rows(position, rows, isa)
         values = act_values(gated).astype(np.float64)
         assert relative(values, expected) < (1e-5 if storage == "float32" else 2.5e-3), isa
@@ -211,6 +218,10 @@ def test_odd_head_dims_and_large_scores():
         c = Context(arguments(6, 2, d, r, scale=3.0), 200, "float32")
         o = reference.attn_rows(c.a, c.q, c.k, c.v, 0, "float32")
         for isa in isas():
+            if isa == "sim" and d not in (64, 128, 256):
+                with pytest.raises(lily.DeviceError, match=f"head dim {d}, expected 64, 128 or 256"):
+                    c.rows(0, 200, isa, gated=0)
+                continue
             assert relative(c.rows(0, 200, isa, gated=0), o) < 1e-5 * 3.0 * d**0.5  # scores up to hundreds: their rounding counts
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import reference_gdn as reference
-from harness import act, act_values, isas, make, rb, run, step
+from harness import act, act_values, affordable, isas, make, rb, run, run_sim, step
 from reference_norm import assert_agrees
 
 EPS = 1e-6
@@ -219,6 +219,8 @@ def test_gdn_scan(T, heads):
     snapshots = sorted({0, T // 2, T - 1})
     o_ref, S_ref, shots_ref = reference.gdn_scan(*f64(y, gates, S), case.Nk, snapshots)
     for isa in isas():
+        if not affordable(isa, T, 75):
+            continue
         o, S_out, shots = scan(case, y, gates, S, isa, snapshots=snapshots)
         assert_agrees(o, o_ref)
         for mine, theirs in zip([S_out, *shots], [S_ref, *shots_ref], strict=True):
@@ -332,3 +334,42 @@ def test_head_dims_off_the_tile():
             assert_agrees(o, o_ref)
             assert_agrees(S_out, S_ref)
             assert_agrees(conv_rows(case, d, isa)[0], reference.conv_rows(*f64(d.proj[:, : case.C], d.conv_w, act_values(d.conv)))[0])
+
+
+def test_the_row_kernels_at_the_widths_of_the_35B_model():
+    """16 key heads, 32 value heads, 8,192 channels; three rows, so that every form of the code has work."""
+    case = Case(16, 32)
+    d = data(case, 3)
+    conv_ref, state_ref, _ = reference.conv_rows(*f64(d.proj[:, : case.C], d.conv_w, act_values(d.conv)))
+    y, gates, S = prepared(case, 3)
+    o_ref, S_ref, _ = reference.gdn_scan(*f64(y, gates, S), case.Nk)
+    z = d.proj[:, case.C : case.C + case.Nv * case.Dv].reshape(o_ref.shape)
+    for isa in isas():
+        conv, state, _ = conv_rows(case, d, isa)
+        assert_agrees(conv, conv_ref)
+        np.testing.assert_array_equal(act_values(state), state_ref.astype(np.float32))
+        o, S_out, _ = scan(case, y, gates, S, isa)
+        assert_agrees(o, o_ref)
+        assert_agrees(S_out, S_ref)
+        assert_agrees(gated_norm_rows(case, d, o, isa), reference.gated_norm_rows(*f64(o, z, d.norm), EPS))
+
+
+@pytest.mark.skipif("sim" not in isas(), reason="the simulator is not built: LILY_SIM")
+@pytest.mark.parametrize("case", [Case(1, 2), Case(1, 1, Dk=64, Dv=48)], ids=str)
+def test_the_scan_in_registers_moves_the_state_once_and_gives_the_bits_of_a_scan_in_blocks(case):
+    T, snapshots = 100, [31, 40, 99]
+    y, gates, S = prepared(case, T)
+    results, traffic = {}, {}
+    for variant in ("registers", "blocks"):
+        S_out, o = nan(*S.shape), nan(T, case.Nv, case.Dv)
+        shots = [nan(*S.shape) for _ in snapshots]
+        at = step(rows=T, n_snapshots=len(shots), snapshot_rows=snapshots)
+        counted = run_sim("gdn_scan", case.args, [at, y, gates, S, S_out, o, *shots], 0, rows=T, variant=variant)
+        results[variant], traffic[variant] = [S_out, o, *shots], counted["traffic"]
+    same_bits(results["registers"], results["blocks"])
+    state = S.nbytes
+    assert traffic["registers"]["buffer 3"]["bytes_read"] == traffic["registers"]["buffer 4"]["bytes_written"] == state
+    assert traffic["registers"]["buffer 4"]["bytes_read"] == 0
+    # Blocks of 32 rows: after each of the first three the state goes out and comes back.
+    assert traffic["blocks"]["buffer 4"]["bytes_written"] == 4 * state
+    assert traffic["blocks"]["buffer 3"]["bytes_read"] + traffic["blocks"]["buffer 4"]["bytes_read"] == 4 * state

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
-from harness import act, act_values, isas, make, rb, run, step
-from reference_linear import gate_up_rows, gemm, gemm_residual, swiglu_rows
+from harness import act, act_values, make, rb, run, step, variants
+from reference_linear import expand_rows, gate_up_rows, gemm, gemm_residual, swiglu_rows
 from weights import FAST, OTHER, blocks, close, weight
 
 STORAGES = ["bfloat16", "float32"]
-isa = pytest.mark.parametrize("isa", isas())
+isa = pytest.mark.parametrize("isa", variants())
+#: Variants that agree in every bit.
+X86 = [name for name in variants() if name in ("amx", "amx-emulated", "avx512", "avx2")]
+x86 = pytest.mark.skipif(len(X86) < 2, reason="needs AVX2 and AVX-512")
 storage = pytest.mark.parametrize("storage", STORAGES)
 
 
@@ -51,6 +54,16 @@ def test_gemm_reads_every_format(form, storage, isa):
 
 
 @isa
+@storage
+@pytest.mark.parametrize("K", [16, 48, 80, 272])
+def test_half_a_block_of_k_counts_as_far_as_it_goes(K, storage, isa):
+    rng = np.random.default_rng(K)
+    w = weight(rng, 50, K, "bf16")
+    x = act(rng.normal(0, 1, (37, K)), storage)
+    close(run_gemm(w, x, storage, isa), gemm(act_values(x), w.rounded(storage)))
+
+
+@isa
 @pytest.mark.parametrize("form", FAST + OTHER)
 def test_gemm_reads_weights_at_odd_addresses(form, isa):
     rng = np.random.default_rng(2)
@@ -59,13 +72,14 @@ def test_gemm_reads_weights_at_odd_addresses(form, isa):
     assert (run_gemm(w.unaligned(), x, "bfloat16", isa) == run_gemm(w, x, "bfloat16", isa)).all()
 
 
+@isa
 @pytest.mark.parametrize("N", [1, 4, 16, 32, 48, 64, 65, 200])
-def test_partial_tiles_leave_the_rest_alone(N):
+def test_partial_tiles_leave_the_rest_alone(N, isa):
     rng = np.random.default_rng(N)
     w = weight(rng, N, 128)
     x = act(rng.normal(0, 1, (6, 128)), "bfloat16")
     scale = np.sqrt((w.values**2).sum(1).mean())
-    y = run_gemm(w, x, "bfloat16", T=5, ldy=N + 9, out=3, round=1)
+    y = run_gemm(w, x, "bfloat16", isa, T=5, ldy=N + 9, out=3, round=1)
     want = gemm(act_values(x), w.rounded("bfloat16"))
     close(y[:5, 3 : 3 + N], want[:5], scale, rounded=True)
     assert (y[:5, 3 : 3 + N] == rb(y[:5, 3 : 3 + N])).all()
@@ -73,45 +87,67 @@ def test_partial_tiles_leave_the_rest_alone(N):
     assert (y == 7).all()
 
 
+@isa
 @storage
 @pytest.mark.parametrize("form", FAST)
-def test_a_row_does_not_depend_on_the_row_count(form, storage):
+def test_a_row_does_not_depend_on_the_row_count(form, storage, isa):
     rng = np.random.default_rng(3)
     w = weight(rng, 80, 320 if form != "bf16" else 352, form)
     x = act(rng.normal(0, 1, (1100, w.values.shape[1])), storage)
-    every = run_gemm(w, x, storage)
-    for T in (1, 2, 5, 6, 7, 16, 63, 64, 65, 300):
-        assert (run_gemm(w, x[:T].copy(), storage) == every[:T]).all()
+    every = run_gemm(w, x, storage, isa)
+    for T in (1, 2, 5, 6, 7, 16, 17, 32, 33, 63, 64, 65, 300):
+        assert (run_gemm(w, x[:T].copy(), storage, isa) == every[:T]).all()
     for t in (0, 64, 511, 512, 1099):
-        assert (run_gemm(w, x[t : t + 1].copy(), storage) == every[t]).all()
+        assert (run_gemm(w, x[t : t + 1].copy(), storage, isa) == every[t]).all()
 
 
+def bits(a):
+    return a.view(np.uint32 if a.dtype == np.float32 else np.uint16)
+
+
+@x86
 @storage
 @pytest.mark.parametrize("form", FAST + OTHER)
-def test_avx2_and_avx512_agree_in_every_bit(form, storage):
-    if not {"avx2", "avx512"} <= set(isas()):
-        pytest.skip("needs AVX2 and AVX-512")
+def test_x86_variants_agree_in_every_bit(form, storage):
     rng = np.random.default_rng(4)
-    w, up = weight(rng, 100, 384, form), weight(rng, 100, 384, form)
-    x = act(rng.normal(0, 1, (8, 384)), storage)
-    assert (run_gemm(w, x, storage, "avx2") == run_gemm(w, x, storage, "avx512")).all()
-    assert (run_gate_up(w, up, x, storage, "avx2") == run_gate_up(w, up, x, storage, "avx512")).all()
+    for T, N, K in [(8, 100, 384), (33, 64, 1152), (300, 16, 640)]:
+        w, up = weight(rng, N, K, form), weight(rng, N, K, form)
+        x = act(rng.normal(0, 1, (T, K)), storage)
+        product, pair = run_gemm(w, x, storage, X86[0]), run_gate_up(w, up, x, storage, X86[0])
+        for other in X86[1:]:
+            assert (bits(run_gemm(w, x, storage, other)) == bits(product)).all()
+            assert (bits(run_gate_up(w, up, x, storage, other)) == bits(pair)).all()
 
 
-def test_the_order_of_sums_is_the_contract():
+@x86
+@pytest.mark.parametrize("exponent", [-45, -42, -40, -38, -30, 30])
+def test_x86_variants_agree_at_the_edges_of_the_range(exponent):
+    """Tile units count subnormals as zero, operands and results alike; so does every other form."""
+    rng = np.random.default_rng(12)
+    w = weight(rng, 64, 512)
+    x = act(rng.normal(0, 1, (40, 512)) * 10.0 ** (exponent + rng.integers(0, 5, (40, 512))), "bfloat16")
+    found = [run_gemm(w, x, "bfloat16", variant) for variant in X86]
+    for other in found[1:]:
+        assert (bits(other) == bits(found[0])).all()
+    smallest = np.abs(found[0][found[0] != 0]).min(initial=1)
+    assert smallest >= np.finfo(np.float32).tiny
+
+
+@isa
+def test_the_order_of_sums_is_the_contract(isa):
     """Blocks of 32, even and odd products apart, in float32 with fused multiply-adds."""
     rng = np.random.default_rng(5)
-    K = 128
-    w = weight(rng, 16, K)
-    x = act(rng.normal(0, 1, (3, K)), "bfloat16")
+    K = 1088
+    w = weight(rng, 48, K)
+    x = act(rng.normal(0, 1, (35, K)), "bfloat16")
     xv, wv = act_values(x).astype(np.float64), w.rounded("bfloat16")
-    acc = np.zeros((3, 16), np.float32)
+    acc = np.zeros((35, 48), np.float32)
     for k0 in range(0, K, 32):
-        sums = np.zeros((2, 3, 16), np.float32)
+        sums = np.zeros((2, 35, 48), np.float32)
         for k in range(32):  # bf16 products are exact in float64, and so is one more addend of their size
             sums[k % 2] = (sums[k % 2].astype(np.float64) + np.outer(xv[:, k0 + k], wv[:, k0 + k])).astype(np.float32)
         acc += sums[0] + sums[1]
-    assert (run_gemm(w, x, "bfloat16") == acc).all()
+    assert (run_gemm(w, x, "bfloat16", isa) == acc).all()
 
 
 @isa
@@ -137,7 +173,10 @@ def test_gate_up_rows_is_its_parts(forms, storage, isa):
     gate, up = (weight(rng, N, K, f) for f in forms)
     x = act(rng.normal(0, 1, (T, K)), storage)
     a = run_gate_up(gate, up, x, storage, isa, split=1)
-    close(act_values(a), gate_up_rows(act_values(x), gate.rounded(storage), up.rounded(storage)), rounded=storage == "bfloat16")
+    # The Metal kernels keep one accumulator over all of K, where the CPU adds sums of 32; two such sums are multiplied here.
+    factor = 4 if isa == "sim" else 1
+    want = gate_up_rows(act_values(x), gate.rounded(storage), up.rounded(storage))
+    close(act_values(a), want, rounded=storage == "bfloat16", factor=factor)
     twin = act(np.zeros((T, N)), storage)
     parts = [run_gemm(w, x, storage, isa) for w in (gate, up)]
     run("swiglu_rows", make("LilyGemmArgs", N=N, rows_per_token=1), [step(rows=T), *parts, twin], T, isa=isa, storage=storage)
@@ -154,3 +193,15 @@ def test_swiglu_rows_covers_the_live_rows(N, storage, isa):
     run("swiglu_rows", make("LilyGemmArgs", N=N, rows_per_token=3), [step(rows=4), gate, up, a], 5, isa=isa, storage=storage, split=2)
     close(act_values(a)[:12], swiglu_rows(gate, up)[:12], rounded=storage == "bfloat16")
     assert (act_values(a)[12:] == 7).all()
+
+
+@isa
+@storage
+@pytest.mark.parametrize("form", FAST + OTHER)
+def test_expand_rows_are_the_rounded_weights(form, storage, isa):
+    """Three rows of 1,152 values: more than the CPU takes at a time."""
+    w = weight(np.random.default_rng(4), 3, 1152, form)
+    out = act(np.zeros((3, 1152)), storage)
+    run("expand_rows", make("LilyGemmArgs", fmt=w.format, K=1152, N=3), [*w.buffers, out], 3, isa=isa, storage=storage)
+    want = expand_rows(w.values.astype(np.float32))
+    assert np.array_equal(act_values(out), rb(want) if storage == "bfloat16" else want)

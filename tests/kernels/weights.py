@@ -59,11 +59,11 @@ def blocks(rows: int, size: int = 16) -> int:
     return -(-rows // size)
 
 
-def close(got, want, scale=None, rounded: bool = False) -> None:
-    """Within 1e-5 of the output's RMS (or `scale`); one bf16 step more where the output is rounded to it."""
+def close(got, want, scale=None, rounded: bool = False, factor: float = 1) -> None:
+    """Within 1e-5 (times `factor`) of the output's RMS (or `scale`); one bf16 step more where the output is rounded to it."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     assert np.isfinite(got).all()
-    limit = 1e-5 * (scale or np.sqrt((want**2).mean())) + (2**-8 * np.abs(want) if rounded else 0)
+    limit = factor * 1e-5 * (scale or np.sqrt((want**2).mean())) + (2**-8 * np.abs(want) if rounded else 0)
     worst = (np.abs(got - want) / limit).max()
     assert worst <= 1, f"{worst:.2f} times the tolerance"

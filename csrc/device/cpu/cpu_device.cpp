@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <deque>
 #include <new>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/error.hpp"
@@ -16,15 +17,20 @@ namespace {
 class CpuBuffer : public Buffer {
  public:
   explicit CpuBuffer(uint64_t bytes) : bytes_(bytes) {
-    uint64_t rounded = (std::max<uint64_t>(bytes, 1) + 63) / 64 * 64;
-    data_ = static_cast<uint8_t*>(std::aligned_alloc(64, rounded));
+    const uint64_t alignment = bytes >= 4 * kLargePage ? kLargePage : 64;
+    uint64_t rounded = (std::max<uint64_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+    data_ = static_cast<uint8_t*>(std::aligned_alloc(alignment, rounded));
     if (!data_) throw OutOfMemoryError("a buffer", bytes, 0, "close other models or lower max_context");
+#if defined(MADV_HUGEPAGE)
+    if (alignment == kLargePage) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish; without it all is as before
+#endif
   }
   ~CpuBuffer() override { std::free(data_); }
   uint8_t* host() override { return data_; }
   uint64_t bytes() const override { return bytes_; }
 
  private:
+  static constexpr uint64_t kLargePage = 2 << 20;  // a page fault for each 4 KiB costs more than filling them
   uint8_t* data_;
   uint64_t bytes_;
 };
@@ -103,6 +109,11 @@ class CpuDevice : public Device {
     return counters_;
   }
 
+  void set_clock(StageTimes clock) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    clock_ = std::move(clock);
+  }
+
   void fail_at(int step, int stage) override {
     std::lock_guard<std::mutex> lock(mutex_);
     fail_step_ = step;
@@ -145,11 +156,24 @@ class CpuDevice : public Device {
     Submission& s = item.submission;
     if (s.after && s.after->status() != Ticket::Status::done) return finish(item, Ticket::Status::skipped);
     const auto& program = static_cast<const CpuProgram&>(*s.program);
+    StageTimes clock;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      clock = clock_;
+    }
+    std::vector<double> seconds;
     for (size_t stage = 0; stage < program.stages.size(); stage++) {
       if (s.cancel && s.cancel->load(std::memory_order_relaxed)) return finish(item, Ticket::Status::cancelled, int(stage));
       if (int(stage) == fail_stage) return finish(item, Ticket::Status::failed, int(stage), "a fault was injected by a test");
+      if (!clock) {
+        run_stage(program, program.stages[stage], s);
+        continue;
+      }
+      const auto begin = std::chrono::steady_clock::now();
       run_stage(program, program.stages[stage], s);
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
+    if (clock) clock(s.program, seconds);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       counters_.submissions++;
@@ -214,6 +238,7 @@ class CpuDevice : public Device {
   int fail_step_ = -1, fail_stage_ = -1;
   bool stop_ = false;
   Counters counters_;
+  StageTimes clock_;
   // of the worker thread alone, kept to save allocations
   std::vector<Task> tasks_;
   std::vector<Call> calls_;

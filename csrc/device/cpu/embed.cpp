@@ -1,5 +1,5 @@
 // Embedding look-up: h = scale*q + bias of the token's row (or the plain row), f32. An id outside the vocabulary reads row 0.
-// Bytes moved per token: the packed row, 4H written.
+// Bytes moved per token: the packed row, 4H written. expand_rows: a whole matrix, for the comparison alone.
 #include "device/cpu/dequant_row.hpp"
 #include "device/cpu/kernel.hpp"
 #include "device/cpu/rms.hpp"
@@ -29,6 +29,18 @@ template <class Act> static void embed_rows(const KernelCall& c, uint32_t begin,
   }
 }
 
+// codes, scales, biases -> w act[N,K], rounded. grid: N
+template <class Act> static void expand_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
+  const auto& a = args<LilyGemmArgs>(c);
+  float row[1024];
+  for (uint32_t n = begin; n < end; n++)
+    for (uint32_t k = 0; k < a.K; k += 1024) {
+      const uint32_t count = a.K - k < 1024 ? a.K - k : 1024;
+      dequant_part(a.fmt, c.buffers[0], c.buffers[1], c.buffers[2], n, a.K, k, count, row);
+      for (uint32_t i = 0; i < count; i += 16) store(buffer<Act>(c, 3) + uint64_t(n) * a.K + k + i, load(row + i));
+    }
+}
+
 }  // namespace lily::cpu::LILY_CPU_NS
 
-LILY_KERNELS(embed, {"embed_step", embed_step<Bf16>, embed_step<F32>}, {"embed_rows", embed_rows<Bf16>, embed_rows<F32>})
+LILY_KERNELS(embed, {"expand_rows", expand_rows<Bf16>, expand_rows<F32>}, {"embed_step", embed_step<Bf16>, embed_step<F32>}, {"embed_rows", embed_rows<Bf16>, embed_rows<F32>})

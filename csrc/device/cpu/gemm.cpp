@@ -1,28 +1,18 @@
 // Matrix products of prefill, a chunk of T rows at once. A threadgroup is 64 outputs for all rows; order of sums and tiles in gemm_tile.hpp.
 // Bytes moved: the weight once per 256 rows, x once per four tiles. Rows past step->rows are neither read nor written.
-#include "device/cpu/gemm_tile.hpp"
 #include "device/cpu/kernel.hpp"
+#include "device/cpu/products.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
 
 // Calls done(t, n0, n, sums) for each row t and tile of outputs n0..n0+n that threadgroups [begin, end) cover.
 template <class Act, class Done>
 LILY_INLINE void for_tiles(const KernelCall& c, const LilyGemmArgs& a, uint32_t begin, uint32_t end, Done done) {
-  const uint32_t T = buffer<LilyStep>(c, 0)->rows;
-  const RowSource<Act> x{buffer<const Act>(c, 1), nullptr, a.K};
   const Weight w = make_weight(a.fmt, a.K, c.buffers + 3);
-  alignas(64) float acc[kColumns * kAccFloats];
-  for (uint32_t g = begin; g < end; g += kColumns) {
-    const uint32_t count = smaller(kColumns, end - g);
-    Column columns[kColumns];
-    for (uint32_t i = 0; i < count; i++) columns[i] = tile_column(w, 0, g + i, a.N);
-    for (uint32_t t0 = 0; t0 < T; t0 += kPassRows) {
-      const uint32_t rows = smaller(kPassRows, T - t0);
-      tile_product(columns, count, x, t0, rows, acc);
-      for (uint32_t i = 0; i < count; i++)
-        for (uint32_t r = 0; r < rows; r++) done(t0 + r, (g + i) * kTileN, columns[i].n, acc + i * kAccFloats + r * kTileN);
-    }
-  }
+  const Product<Act, 1> p{{buffer<const Act>(c, 1), nullptr, a.K}, 0, buffer<LilyStep>(c, 0)->rows, begin, end, a.N, {{&w, 0}}};
+  products(p, [&](uint32_t tile, uint32_t t, uint32_t rows, const float* acc) {
+    for (uint32_t r = 0; r < rows; r++) done(t + r, tile * kTileN, smaller(kTileN, a.N - tile * kTileN), acc + r * kTileN);
+  });
 }
 
 // step, x act[T,K], y f32[T,ldy], W [N,K]; y[t][out + n] = x_t . W_n, rounded when args.round. grid: N/64
@@ -46,20 +36,9 @@ template <class Act> static void gemm_residual(const KernelCall& c, uint32_t beg
 // step, x act[T,K], a act[T,N], gate [N,K], up [N,K]; a = round(silu(x G^T) * (x U^T)). grid: N/64
 template <class Act> static void gate_up_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemmArgs>(c);
-  const uint32_t T = buffer<LilyStep>(c, 0)->rows;
-  const RowSource<Act> x{buffer<const Act>(c, 1), nullptr, a.K};
   const Weight gate = make_weight(a.fmt, a.K, c.buffers + 3), up = make_weight(a.up, a.K, c.buffers + 6);
-  alignas(64) float acc[kColumns * kAccFloats];
-  for (uint32_t g = begin; g < end; g += kColumns / 2) {
-    const uint32_t count = smaller(kColumns / 2, end - g);
-    Column columns[kColumns];
-    pair_columns(gate, 0, up, 0, g, count, a.N, columns);
-    for (uint32_t t0 = 0; t0 < T; t0 += kPassRows) {
-      const uint32_t rows = smaller(kPassRows, T - t0);
-      tile_product(columns, 2 * count, x, t0, rows, acc);
-      store_pairs(columns, acc, g, count, rows, a.N, buffer<Act>(c, 2) + uint64_t(t0) * a.N);
-    }
-  }
+  const Product<Act, 2> p{{buffer<const Act>(c, 1), nullptr, a.K}, 0, buffer<LilyStep>(c, 0)->rows, begin, end, a.N, {{&gate, 0}, {&up, 0}}};
+  pair_products(p, buffer<Act>(c, 2));
 }
 
 // step, gate f32[T*m,N], up f32[T*m,N], a act[T*m,N], m = rows_per_token; a = round(silu(gate) * up). grid: T
@@ -72,5 +51,8 @@ template <class Act> static void swiglu_rows(const KernelCall& c, uint32_t begin
 
 }  // namespace lily::cpu::LILY_CPU_NS
 
-LILY_KERNELS(gemm, {"gemm", gemm<Bf16>, gemm<F32>}, {"gemm_residual", gemm_residual<Bf16>, gemm_residual<F32>}, {"gate_up_rows", gate_up_rows<Bf16>, gate_up_rows<F32>},
-             {"swiglu_rows", swiglu_rows<Bf16>, swiglu_rows<F32>})
+LILY_KERNELS(gemm, {"gemm", gemm<Bf16>, gemm<F32>}, {"gemm_residual", gemm_residual<Bf16>, gemm_residual<F32>}, {"gate_up_rows", gate_up_rows<Bf16>, gate_up_rows<F32>}
+#if !defined(LILY_AMX)
+             , {"swiglu_rows", swiglu_rows<Bf16>, swiglu_rows<F32>}
+#endif
+)

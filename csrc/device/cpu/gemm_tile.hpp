@@ -1,9 +1,10 @@
 // The matrix product of prefill: y[t][n] for up to 64 outputs n and any number of rows t, y = x W^T with W rounded to the activation storage.
 // Order of sums (contract, whatever the row count): blocks of 32 of K in order; in a block the even and the odd products are two
-// chains from zero, then acc += even + odd. acc passes through memory between blocks, which keeps its bits.
+// chains from zero, then acc += even + odd; x86 in bf16 storage counts subnormals as zero. acc passes through memory between blocks, which keeps its bits.
 // 64 of K at a time: the rows are converted to fp32 (second-level cache), a tile of weights is dequantised into wt[k][64] (lane = output;
 // first-level cache), and all rows are multiplied with it, six at a time.
 #pragma once
+#include "device/cpu/flush.hpp"
 #include "device/cpu/weight.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
@@ -225,6 +226,21 @@ template <uint32_t R> static void multiply_rows(uint32_t rows, float* acc, const
   if constexpr (R > 1) multiply_rows<R - 1>(rows, acc, x, wt, kn);
 }
 
+// All rows of a panel times a tile of weights.
+template <class Act> static __attribute__((noinline)) void multiply_panel(uint32_t outputs, uint32_t rows, float* acc, const float* x, const float* wt, uint32_t kn) {
+  for (uint32_t v = 0; v < outputs; v += kWidth)
+    for (uint32_t r = 0; r < rows; r += kRows) multiply_rows<kRows>(smaller(kRows, rows - r), acc + r * kTileN + v, x + r * kTileK, wt + v * kTileK, kn);
+}
+// The same with subnormals as zero when the storage is bf16, as tile units have it.
+template <class Act> LILY_INLINE void multiply_tile(uint32_t outputs, uint32_t rows, float* acc, const float* x, const float* wt, uint32_t kn) {
+  if constexpr (sizeof(Act) == sizeof(Bf16)) {
+    FlushSubnormals flush;
+    multiply_panel<Act>(outputs, rows, acc, x, wt, kn);
+  } else {
+    multiply_panel<Act>(outputs, rows, acc, x, wt, kn);
+  }
+}
+
 // Which rows of x a product takes: rows t0, t0+1, .. or, through a list, row_of[t0], row_of[t0+1], ..
 template <class Act> struct RowSource {
   const Act* x;
@@ -248,35 +264,13 @@ static void tile_product(const Column* columns, uint32_t count, const RowSource<
       __builtin_prefetch(row + kTileK, 0, 2);
       __builtin_prefetch(row + kTileK + 32, 0, 2);
       for (uint32_t j = 0; j < kn; j += 16) store(panel + r * kTileK + j, load(row + j));
+      if (kn % 32) store(panel + r * kTileK + kn, zero());  // K is a multiple of 16: the last block may be half a one
     }
     for (uint32_t i = 0; i < count; i++) {
       dequantise<Act>(columns[i], k, kn, words[i], wt);
-      for (uint32_t v = 0; v < columns[i].n; v += kWidth)
-        for (uint32_t r = 0; r < rows; r += kRows) multiply_rows<kRows>(smaller(kRows, rows - r), acc + i * kAccFloats + r * kTileN + v, panel + r * kTileK, wt + v * kTileK, kn);
+      multiply_tile<Act>(columns[i].n, rows, acc + i * kAccFloats, panel, wt, round_up(kn, 32));
     }
   }
-}
-
-// out[0..n) = round(silu(gate) * up).
-template <class Act> LILY_INLINE void swiglu(const float* gate, const float* up, uint32_t n, Act* out) {
-  for (uint32_t i = 0; i < n; i += 16) store_n(out + i, mul(silu(load_n(gate + i, n - i)), load_n(up + i, n - i)), n - i);
-}
-
-// The gate and up tiles of threadgroups tile..tile+count of one pair of weights, at most kColumns / 2 of them.
-LILY_INLINE void pair_columns(const Weight& gate, uint64_t gate_first, const Weight& up, uint64_t up_first, uint32_t tile, uint32_t count, uint32_t N, Column* columns) {
-  for (uint32_t i = 0; i < count; i++) {
-    columns[2 * i] = tile_column(gate, gate_first, tile + i, N);
-    columns[2 * i + 1] = tile_column(up, up_first, tile + i, N);
-  }
-}
-
-// Rows of a [.., N] from the sums of pair_columns.
-template <class Act> LILY_INLINE void store_pairs(const Column* columns, const float* acc, uint32_t tile, uint32_t count, uint32_t rows, uint32_t N, Act* a) {
-  for (uint32_t i = 0; i < count; i++)
-    for (uint32_t r = 0; r < rows; r++) {
-      const float* gate = acc + 2 * i * kAccFloats + r * kTileN;
-      swiglu(gate, gate + kAccFloats, columns[2 * i].n, a + uint64_t(r) * N + (tile + i) * kTileN);
-    }
 }
 
 }  // namespace lily::cpu::LILY_CPU_NS

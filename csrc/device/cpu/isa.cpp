@@ -1,20 +1,47 @@
-// Which instruction set runs a kernel: the best of this machine, or what LILY_KERNEL forces.
+// Which variant runs a kernel: the best of this machine, or what LILY_KERNEL forces.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#if defined(LILY_X86) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "base/error.hpp"
 #include "device/cpu/cpu_device.hpp"
 #include "device/cpu/registry.hpp"
 
 namespace lily {
+namespace {
 
-std::vector<std::string> cpu_instruction_sets() {
+#if defined(LILY_X86)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+// The processor has bf16 tiles, the system saves them, and this process may use them: Linux grants that once, on request.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kSaved = 3u << 17;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kBf16) == 0) return false;
+  unsigned low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+std::vector<std::string> find_instruction_sets() {
   std::vector<std::string> found;
 #if defined(LILY_X86)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back("avx512");
+  if (has_avx512() && has_amx()) found.push_back("amx");
+  if (has_avx512()) found.push_back("avx512");
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back("avx2");
 #endif
 #if defined(LILY_ARM)
@@ -24,20 +51,43 @@ std::vector<std::string> cpu_instruction_sets() {
   return found;
 }
 
-cpu::KernelFn find_cpu_kernel(const std::string& name, const std::string& isa, DType storage) {
-  bool f32 = storage == DType::f32;
-  cpu::KernelFn fn = nullptr;
-  auto sets = cpu_instruction_sets();
-  if (std::find(sets.begin(), sets.end(), isa) == sets.end())
-    throw InvalidArgument("instruction set '" + isa + "' is not available on this machine");
+bool contains(const std::vector<std::string>& list, const std::string& item) { return std::find(list.begin(), list.end(), item) != list.end(); }
+
+// The kernel of this variant alone; null when the variant has none of its own.
+cpu::KernelFn own_kernel(const std::string& name, const std::string& isa, bool f32) {
 #if defined(LILY_X86)
-  if (isa == "avx512") fn = cpu::avx512::find_kernel(name.c_str(), f32);
-  if (isa == "avx2") fn = cpu::avx2::find_kernel(name.c_str(), f32);
+  if (isa == "amx") return cpu::amx::find_kernel(name.c_str(), f32);
+  if (isa == "amx-emulated") return cpu::amx_emulated::find_kernel(name.c_str(), f32);
+  if (isa == "avx512") return cpu::avx512::find_kernel(name.c_str(), f32);
+  if (isa == "avx2") return cpu::avx2::find_kernel(name.c_str(), f32);
 #endif
 #if defined(LILY_ARM)
-  if (isa == "neon") fn = cpu::neon::find_kernel(name.c_str(), f32);
+  if (isa == "neon") return cpu::neon::find_kernel(name.c_str(), f32);
 #endif
-  if (isa == "portable") fn = cpu::portable::find_kernel(name.c_str(), f32);
+  if (isa == "portable") return cpu::portable::find_kernel(name.c_str(), f32);
+  return nullptr;
+}
+
+bool on_tiles(const std::string& isa) { return isa.starts_with("amx"); }
+
+}  // namespace
+
+const std::vector<std::string>& cpu_instruction_sets() {
+  static const std::vector<std::string> found = find_instruction_sets();
+  return found;
+}
+
+std::vector<std::string> cpu_variants() {
+  std::vector<std::string> variants = cpu_instruction_sets();
+  if (contains(variants, "avx512")) variants.push_back("amx-emulated");
+  return variants;
+}
+
+cpu::KernelFn find_cpu_kernel(const std::string& name, const std::string& isa, DType storage) {
+  if (!contains(cpu_variants(), isa)) throw InvalidArgument("instruction set '" + isa + "' is not available on this machine");
+  const bool f32 = storage == DType::f32;
+  cpu::KernelFn fn = own_kernel(name, isa, f32);
+  if (!fn && on_tiles(isa)) fn = own_kernel(name, "avx512", f32);
   if (!fn) throw InvalidArgument("the cpu has no kernel named '" + name + "'");
   return fn;
 }
@@ -49,9 +99,14 @@ std::vector<std::string> cpu_kernel_names() {
 }
 
 CpuChoice choose_cpu_kernel(const std::string& name) {
-  auto sets = cpu_instruction_sets();
+  const std::vector<std::string> variants = cpu_variants();
+  // An instruction set is a whole one: where tiles have no kernel of their own, AVX-512 is theirs.
+  auto choice_of = [&](const std::string& isa, const char* reason) -> CpuChoice {
+    if (on_tiles(isa) && !own_kernel(name, isa, false)) return {"avx512", std::string(reason) + "; " + isa + " is for matrix products of prefill"};
+    return {isa, reason};
+  };
   const char* forced = std::getenv("LILY_KERNEL");
-  CpuChoice choice{sets.front(), "best of this machine"};
+  CpuChoice choice = choice_of(variants.front(), "best of this machine");
   if (!forced || !*forced) return choice;
   std::string text = forced;
   auto names = cpu_kernel_names();
@@ -61,14 +116,13 @@ CpuChoice choose_cpu_kernel(const std::string& name) {
     size_t eq = item.find('=');
     if (eq == std::string::npos) throw DeviceError("LILY_KERNEL: '" + item + "' is not of the form name=variant");
     std::string kernel = item.substr(0, eq), isa = item.substr(eq + 1);
-    if (kernel != "*" && std::find(names.begin(), names.end(), kernel) == names.end())
-      throw DeviceError("LILY_KERNEL: no kernel named '" + kernel + "'");
-    if (std::find(sets.begin(), sets.end(), isa) == sets.end()) {
-      std::string legal;
-      for (auto& s : sets) legal += (legal.empty() ? "" : ", ") + s;
+    if (kernel != "*" && !contains(names, kernel)) throw DeviceError("LILY_KERNEL: no kernel named '" + kernel + "'");
+    std::string legal;
+    for (auto& variant : variants)
+      if (kernel == "*" || own_kernel(kernel, variant, false)) legal += (legal.empty() ? "" : ", ") + variant;
+    if (!contains(variants, isa) || (kernel != "*" && !own_kernel(kernel, isa, false)))
       throw DeviceError("LILY_KERNEL: variant '" + isa + "' of '" + kernel + "' is not available here; expected one of: " + legal);
-    }
-    if (kernel == "*" || kernel == name) choice = {isa, "forced by LILY_KERNEL"};
+    if (kernel == "*" || kernel == name) choice = choice_of(isa, "forced by LILY_KERNEL");
     start = end + 1;
   }
   return choice;

@@ -2,6 +2,11 @@
 #include "device/cpu/registry.hpp"
 #include "device/cpu/simd.hpp"
 
+#if defined(LILY_AMX)  // what differs from AVX-512
+#undef LILY_KERNEL_FILES
+#define LILY_KERNEL_FILES(X) X(gemm) X(moe_rows)
+#endif
+
 namespace lily::cpu::LILY_CPU_NS {
 
 #define LILY_DECLARE(file) KernelList file##_kernels();

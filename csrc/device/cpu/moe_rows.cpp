@@ -1,9 +1,19 @@
 // Mixture of experts in prefill: the slots of moe_group, expert by expert, so that an expert's weights are dequantised once for all its rows.
 // Order of sums and tiles in gemm_tile.hpp; a slot's bits do not depend on how many rows its expert got.
-#include "device/cpu/gemm_tile.hpp"
 #include "device/cpu/kernel.hpp"
+#include "device/cpu/products.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
+
+// Calls compute(e, tile, tiles) for every expert that threadgroups [begin, end) touch and its tiles of outputs among them.
+template <class Compute> LILY_INLINE void for_experts(uint32_t begin, uint32_t end, uint32_t N, Compute compute) {
+  const uint32_t tiles = (N + kTileN - 1) / kTileN;
+  for (uint32_t g = begin, count; g < end; g += count) {
+    const uint32_t tile = g % tiles;
+    count = smaller(end - g, tiles - tile);
+    compute(g / tiles, tile, tile + count);
+  }
+}
 
 // offsets u32[E+1], slot_row u32[T*k], x act[T,K] (row slot_row[s]) or act[T*k,K] (by_slot), y f32[T*k,N], W stack [E,N,K]; y_s = W_e x_s.
 // Threadgroup g: expert g / ceil(N/64), outputs from 64 * (g % ceil(N/64)); an expert without slots returns at once.
@@ -12,22 +22,14 @@ template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t beg
   const uint32_t* offsets = buffer<uint32_t>(c, 0);
   const RowSource<Act> x{buffer<const Act>(c, 2), a.by_slot ? nullptr : buffer<uint32_t>(c, 1), a.K};
   const Weight w = make_weight(a.a, a.K, c.buffers + 4);
-  const uint32_t tiles = (a.N + kTileN - 1) / kTileN;
-  alignas(64) float acc[kColumns * kAccFloats];
-  for (uint32_t g = begin, count; g < end; g += count) {
-    const uint32_t e = g / tiles, tile = g % tiles;
-    count = smaller(kColumns, smaller(end - g, tiles - tile));
-    Column columns[kColumns];
-    for (uint32_t i = 0; i < count; i++) columns[i] = tile_column(w, uint64_t(e) * a.a_stride, tile + i, a.N);
-    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassRows) {
-      const uint32_t rows = smaller(kPassRows, offsets[e + 1] - s);
-      tile_product(columns, count, x, s, rows, acc);
-      for (uint32_t i = 0; i < count; i++)
-        for (uint32_t r = 0; r < rows; r++)
-          for (uint32_t j = 0; j < columns[i].n; j += 16)
-            store_n(buffer<float>(c, 3) + uint64_t(s + r) * a.N + (tile + i) * kTileN + j, load(acc + i * kAccFloats + r * kTileN + j), columns[i].n - j);
-    }
-  }
+  for_experts(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
+    const Product<Act, 1> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&w, uint64_t(e) * a.a_stride}}};
+    products(p, [&](uint32_t tile, uint32_t s, uint32_t rows, const float* acc) {
+      const uint32_t n = smaller(kTileN, a.N - tile * kTileN);
+      for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t j = 0; j < n; j += 16) store_n(buffer<float>(c, 3) + uint64_t(s + r) * a.N + tile * kTileN + j, load(acc + r * kTileN + j), n - j);
+    });
+  });
 }
 
 // offsets, slot_row, x act[T,K], a act[T*k,N], gate and up stacks [E,N,K]; a_s = round(silu(G_e x_s) * (U_e x_s)). Threadgroups as above.
@@ -36,19 +38,10 @@ template <class Act> static void moe_gate_up_rows(const KernelCall& c, uint32_t 
   const uint32_t* offsets = buffer<uint32_t>(c, 0);
   const RowSource<Act> x{buffer<const Act>(c, 2), buffer<uint32_t>(c, 1), a.K};
   const Weight gate = make_weight(a.a, a.K, c.buffers + 4), up = make_weight(a.b, a.K, c.buffers + 7);
-  const uint32_t tiles = (a.N + kTileN - 1) / kTileN;
-  alignas(64) float acc[kColumns * kAccFloats];
-  for (uint32_t g = begin, count; g < end; g += count) {
-    const uint32_t e = g / tiles, tile = g % tiles;
-    count = smaller(kColumns / 2, smaller(end - g, tiles - tile));
-    Column columns[kColumns];
-    pair_columns(gate, uint64_t(e) * a.a_stride, up, uint64_t(e) * a.b_stride, tile, count, a.N, columns);
-    for (uint32_t s = offsets[e]; s < offsets[e + 1]; s += kPassRows) {
-      const uint32_t rows = smaller(kPassRows, offsets[e + 1] - s);
-      tile_product(columns, 2 * count, x, s, rows, acc);
-      store_pairs(columns, acc, tile, count, rows, a.N, buffer<Act>(c, 3) + uint64_t(s) * a.N);
-    }
-  }
+  for_experts(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
+    const Product<Act, 2> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&gate, uint64_t(e) * a.a_stride}, {&up, uint64_t(e) * a.b_stride}}};
+    pair_products(p, buffer<Act>(c, 3));
+  });
 }
 
 // step, slot_of u32[T,k] (absent: y is in the order of route), route f32[T,k], y f32[T*k,H], shared f32[T,H], shared_logit f32[T], h f32[T,H].
@@ -78,5 +71,8 @@ template <class Act> static void moe_combine_rows(const KernelCall& c, uint32_t 
 
 }  // namespace lily::cpu::LILY_CPU_NS
 
-LILY_KERNELS(moe_rows, {"moe_gemm_rows", moe_gemm_rows<Bf16>, moe_gemm_rows<F32>}, {"moe_gate_up_rows", moe_gate_up_rows<Bf16>, moe_gate_up_rows<F32>},
-             {"moe_combine_rows", moe_combine_rows<Bf16>, moe_combine_rows<F32>})
+LILY_KERNELS(moe_rows, {"moe_gemm_rows", moe_gemm_rows<Bf16>, moe_gemm_rows<F32>}, {"moe_gate_up_rows", moe_gate_up_rows<Bf16>, moe_gate_up_rows<F32>}
+#if !defined(LILY_AMX)
+             , {"moe_combine_rows", moe_combine_rows<Bf16>, moe_combine_rows<F32>}
+#endif
+)

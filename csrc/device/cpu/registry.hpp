@@ -14,6 +14,12 @@ KernelFn find_kernel(const char* name, bool float32);
 namespace avx512 {
 KernelFn find_kernel(const char* name, bool float32);
 }
+namespace amx {  // the matrix products of prefill alone
+KernelFn find_kernel(const char* name, bool float32);
+}
+namespace amx_emulated {  // the same on vectors
+KernelFn find_kernel(const char* name, bool float32);
+}
 #endif
 #if defined(LILY_ARM)
 namespace neon {

@@ -1,0 +1,3 @@
+#pragma once
+#include "../metal_tensor"
+#include "../matmul2d.hpp"

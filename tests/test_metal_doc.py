@@ -1,0 +1,16 @@
+"""docs/metal-kernels.md says what the sources say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_page_is_made_from_the_sources():
+    spec = importlib.util.spec_from_file_location("build_metal_kernels", DOCS / "build_metal_kernels.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    assert build.PAGE.read_text() == build.page(), "run: python docs/build_metal_kernels.py"
+    assert "Not counted yet" not in build.PAGE.read_text()
