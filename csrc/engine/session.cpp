@@ -239,6 +239,19 @@ void Session::thin_snapshots() {
   const uint32_t newest = snapshots_.empty() ? 0 : snapshots_.back().position;
   const auto first = std::find_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& s) { return s.marked; });
   const uint32_t head = first != snapshots_.end() ? first->position : 0;
+  // Where there are too many, the end of an older prompt goes first: it lies a few tokens behind the mark before its answer.
+  size_t total = size_t(std::count_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& s) { return s.marked; }));
+  uint32_t before = UINT32_MAX;
+  for (size_t i = 0; i + 1 < snapshots_.size() && total > kMarkedSnapshots + 1; i++) {
+    Snapshot& s = snapshots_[i];
+    if (!s.marked) continue;
+    if (before != UINT32_MAX && s.position - before <= kNearTokens) {
+      s.marked = false;
+      total--;
+    } else {
+      before = s.position;
+    }
+  }
   size_t marked = 0;
   uint32_t kept = newest;
   for (size_t i = snapshots_.size(); i-- > 0;) {

@@ -27,6 +27,7 @@ class Session {
  public:
   static constexpr uint32_t kSnapshotInterval = 1024;
   static constexpr size_t kMarkedSnapshots = 8;  // so many of the newest stay, and few of the others
+  static constexpr uint32_t kNearTokens = 16;  // the opening of an answer is shorter
 
   explicit Session(std::shared_ptr<Engine> engine);
   ~Session();
