@@ -20,6 +20,7 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Models": ["Model"],
     "Chat": ["Message", "MessageDelta", "ToolCall", "ToolCallDelta"],
+    "Server": ["serve"],
     "Sessions": ["Session", "Rewind", "SessionStore", "Reuse"],
     "Sampling": ["Sampling"],
     "Results": ["Generation", "Chunk", "TokenLogprob", "Usage", "Timing", "Score", "Ranked", "Memory"],

@@ -22,8 +22,8 @@ PLAN = {
 
 class FakeNative:
     @staticmethod
-    def plan(spec, weights):
-        assert spec["hidden_size"] == 256 and not any("parts" in weight for weight in weights)
+    def plan(spec, weights, device):
+        assert spec["hidden_size"] == 256 and device == "auto" and not any("parts" in weight for weight in weights)
         return PLAN
 
     @staticmethod

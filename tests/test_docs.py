@@ -47,7 +47,7 @@ def test_ci_runs_the_test_command_of_readme():
     assert found.stdout.strip() == readme_command("test")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/chat.md", "docs/sessions.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/chat.md", "docs/sessions.md", "docs/server/README.md"])
 def test_python_blocks_of_a_page_run(page, capsys):
     names = {"__name__": "__docs__"}
     for number, block in enumerate(blocks(page, "python")):

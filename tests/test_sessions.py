@@ -52,10 +52,10 @@ def test_marks_keep_states_inside_a_chunk(model):
 
 def test_more_marks_than_a_chunk_carries_are_all_kept_in_order(model):
     session = model.session()
-    marks = list(range(3, 40, 2))
-    session._native.append(np.array(ids(300), np.int32), None, marks)
-    assert snapshots(session) == [3, *marks[-7:], 300]  # the first, and the newest eight marked ones
-    assert same(session, model.prefill(ids(300)))
+    marks = list(range(3, 400, 20))
+    session._native.append(np.array(ids(600), np.int32), None, marks)
+    assert snapshots(session) == [3, *marks[-7:], 600]  # the first, and the newest eight marked ones
+    assert same(session, model.prefill(ids(600)))
 
 
 @pytest.mark.parametrize("bad", [[0], [300], [5, 5], [7, 6]])

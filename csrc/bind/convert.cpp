@@ -176,6 +176,16 @@ nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {
   memory["state_bytes"] = model.state.bytes;
   memory["kv_bytes_per_token"] = model.kv_bytes_per_token();
   memory["workspace_bytes"] = std::max({forward.workspace_bytes(), sample.workspace_bytes(), prefill.workspace_bytes(), model.head_rows(16, false).workspace_bytes()});
+  // A shorter prompt takes a smaller program.
+  nb::list by_rows;
+  const uint64_t least = std::max({forward.workspace_bytes(), sample.workspace_bytes(), model.head_rows(16, false).workspace_bytes()});
+  for (uint32_t rows = std::min(16u, chunk); rows <= chunk; rows = rows < chunk ? std::min(2 * rows, chunk) : rows + 1) {
+    nb::list entry;
+    entry.append(rows);
+    entry.append(std::max(least, model.prefill(rows, false, rows, policy).workspace_bytes()));
+    by_rows.append(entry);
+  }
+  memory["workspace_by_rows"] = by_rows;
   plan["decode"] = decode;
   plan["prefill"] = chunk_plan;
   plan["memory"] = memory;

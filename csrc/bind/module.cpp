@@ -124,12 +124,12 @@ void define_session(nb::module_& m) {
   nb::class_<NativeSession>(m, "Session", "Tokens and the state after them.")
       .def(
           "append",
-          [](NativeSession& s, Ids ids, nb::object progress, const std::vector<uint32_t>& marks) {
+          [](NativeSession& s, Ids ids, nb::object progress, const std::vector<uint32_t>& marks, bool keep_end) {
             Signals signals;
             auto calls = progress_calls(progress, "prefill");
-            signals.run([&, session = s.get()] { session->append(ids.data(), ids.size(), calls, signals.poll(), marks); });
+            signals.run([&, session = s.get()] { session->append(ids.data(), ids.size(), calls, signals.poll(), marks, keep_end); });
           },
-          "ids"_a, "progress"_a = nb::none(), "marks"_a = std::vector<uint32_t>())
+          "ids"_a, "progress"_a = nb::none(), "marks"_a = std::vector<uint32_t>(), "keep_end"_a = true)
       .def(
           "rewind",
           [](NativeSession& s, uint32_t n, nb::object progress) {

@@ -132,7 +132,7 @@ std::vector<Stop> stops_within(uint32_t position, uint32_t begin, const std::vec
 }  // namespace
 
 void Session::read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
-                   const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks) {
+                   const std::function<void(uint32_t, uint32_t)>& each_chunk, const std::vector<uint32_t>& marks, bool keep_end) {
   const Model& model = engine_->model();
   const uint32_t room = rows_out ? uint32_t(rows_out->bytes() / (uint64_t(model.spec.hidden_size) * 4)) : UINT32_MAX;
   const uint32_t chunk = std::min(engine_->fitting_chunk(consumed_, n), room);
@@ -167,7 +167,7 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
     auto cancel = std::make_shared<std::atomic<bool>>(false);
     engine_->wait(engine_->submit({Engine::ProgramKey::prefill, Engine::row_bucket(rows, chunk), rows_out != nullptr, consumed_ + rows}, bound, {nullptr, cancel, nullptr}), interrupt, cancel);
     if (each_chunk) each_chunk(uint32_t(begin), rows);
-    commit_chunk(ids + begin, rows, out, passed, begin + rows == n || (!stops.empty() && stops.back().after == rows && stops.back().marked));
+    commit_chunk(ids + begin, rows, out, passed, (keep_end && begin + rows == n) || (!stops.empty() && stops.back().after == rows && stops.back().marked));
     begin += rows;
     if (progress) progress(begin, n);
   }
@@ -192,12 +192,12 @@ void Session::commit_generated(int32_t token, const StatePtr& out, uint32_t cons
   consumed_ = consumed;
 }
 
-void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks) {
+void Session::append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks, bool keep_end) {
   Busy busy(*this);
   check_ids(ids, n);
   for (size_t i = 0; i < marks.size(); i++)
     if (marks[i] < 1 || marks[i] >= n || (i && marks[i] <= marks[i - 1])) throw InvalidArgument("marks must be ascending numbers of ids between 1 and " + std::to_string(n - 1));
-  read(ids, n, progress, interrupt, nullptr, nullptr, marks);
+  read(ids, n, progress, interrupt, nullptr, nullptr, marks, keep_end);
 }
 
 void Session::keep_snapshot(uint32_t position, const StatePtr& state, bool marked) {
@@ -239,6 +239,19 @@ void Session::thin_snapshots() {
   const uint32_t newest = snapshots_.empty() ? 0 : snapshots_.back().position;
   const auto first = std::find_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& s) { return s.marked; });
   const uint32_t head = first != snapshots_.end() ? first->position : 0;
+  // Where there are too many, the end of an older prompt goes first: it lies a few tokens behind the mark before its answer.
+  size_t total = size_t(std::count_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& s) { return s.marked; }));
+  uint32_t before = UINT32_MAX;
+  for (size_t i = 0; i + 1 < snapshots_.size() && total > kMarkedSnapshots + 1; i++) {
+    Snapshot& s = snapshots_[i];
+    if (!s.marked) continue;
+    if (before != UINT32_MAX && s.position - before <= kNearTokens) {
+      s.marked = false;
+      total--;
+    } else {
+      before = s.position;
+    }
+  }
   size_t marked = 0;
   uint32_t kept = newest;
   for (size_t i = snapshots_.size(); i-- > 0;) {

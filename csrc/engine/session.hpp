@@ -27,6 +27,7 @@ class Session {
  public:
   static constexpr uint32_t kSnapshotInterval = 1024;
   static constexpr size_t kMarkedSnapshots = 8;  // so many of the newest stay, and few of the others
+  static constexpr uint32_t kNearTokens = 16;  // the opening of an answer is shorter
 
   explicit Session(std::shared_ptr<Engine> engine);
   ~Session();
@@ -35,7 +36,8 @@ class Session {
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
   // Reads ids in chunks, after decoding a pending token. Whole chunks read before an error or an interrupt stay, with their snapshots.
   // marks: ascending numbers of ids (1 to n-1) after which a snapshot is kept besides the regular ones.
-  void append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks = {});
+  // keep_end: a snapshot is kept at the end too, as for a whole prompt; a piece of one needs none.
+  void append(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const std::vector<uint32_t>& marks = {}, bool keep_end = true);
   // Back to the first n tokens: from the newest snapshot at or before n, the rest is computed again as it was, read or generated.
   // On an error or an interrupt the session stays as it is.
   Rewind rewind(uint32_t n, const Progress& progress, const Interrupt& interrupt);
@@ -93,7 +95,7 @@ class Session {
   void reserve_blocks(uint32_t end);
   void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
   void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
-            const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks);
+            const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks, bool keep_end = true);
   void commit_chunk(const int32_t* ids, uint32_t rows, const StatePtr& out, const std::vector<Snapshot>& passed, bool marked);
   void commit_generated(int32_t token, const StatePtr& out, uint32_t consumed);  // out null: nothing was consumed
   void keep_snapshot(uint32_t position, const StatePtr& state, bool marked);

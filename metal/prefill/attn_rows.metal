@@ -16,9 +16,11 @@
 #ifdef LILY_STORAGE_FLOAT32
 #define KEYS 16u   // staged at a time
 #define BLOCK 16u  // under one maximum
+#define WIDE 2304u // activations that eight simdgroups' 8 x 36 floats take
 #else
 #define KEYS 32u
 #define BLOCK 64u
+#define WIDE 4608u
 #endif
 #define SCORE_LD (BLOCK + 4u)
 #define P_LD (BLOCK + 8u)
@@ -49,7 +51,7 @@ kernel void attn_rows(constant LilyStep& step [[buffer(0)]], device const act* q
                       device float* ml_part [[buffer(8)]], constant LilyAttnArgs& args [[buffer(20)]], uint3 group [[threadgroup_position_in_grid]],
                       uint tid [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint LD = D + 8u, TILES = D / 16u;  // of 8 outputs: half of D
-  threadgroup act_pack tile[KEYS * LD / 4];  // keys, then values; before and after, queries and outputs on their way
+  threadgroup act_pack tile[(KEYS * LD > WIDE ? KEYS * LD : WIDE) / 4];  // keys, then values; before and after, queries and outputs on their way
   threadgroup float scores[PAIRS * SCORE_LD];
   threadgroup act probabilities[PAIRS * P_LD];
   threadgroup float decays[PAIRS];

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lily.profile import Profile
     from lily.results import Chunk, Generation, Memory, Message, MessageDelta, Ranked, Reuse, Rewind, Score, Timing, TokenLogprob, Usage
     from lily.sampling import Sampling
+    from lily.server import serve
     from lily.session import Session
     from lily.store import SessionStore
     from lily.tokenizer import Tokenizer
@@ -71,6 +72,7 @@ _LAZY = {
     "devices": "device",
     "inspect": "inspection",
     "plan": "planning",
+    "serve": "server",
 }
 
 __all__ = [
@@ -112,6 +114,7 @@ __all__ = [
     "devices",
     "inspect",
     "plan",
+    "serve",
 ]
 
 

@@ -16,7 +16,7 @@ from lily.reasoning import Pieces, ReplyParser
 from lily.rendering import Rendering
 from lily.request import Request
 from lily.results import Chunk, Message, MessageDelta, TokenLogprob
-from lily.store import Lease, SessionStore
+from lily.store import Lease, Reuse, SessionStore
 from lily.structured import both, choice_mask, format_mask
 from lily.tools import chosen, declared, forced_choices, forced_opening
 
@@ -54,6 +54,7 @@ class ChatMethods:
         - `tools`: Python functions (declared by signature and docstring) or OpenAI objects. Calls are returned, not run.
         - `tool_choice`: "auto"; "none" neither shows the tools nor looks for calls; "required", or a tool's name (or
           OpenAI's object), makes the answer begin with a call, without thoughts.
+        - `parallel_tool_calls`: False ends the answer behind its first call.
         - `thinking`: False leaves the thoughts out; `enable_thinking`, `reasoning_effort` ("none", "minimal", ...) and
           `chat_template_kwargs`, which wins, say the same. None: as the template has it.
         - `response_format`: `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"schema": ...}}`; the
@@ -115,40 +116,58 @@ class _Chat:
             model.template, model.tokenizer, conversation,
             tools=[tool.declaration for tool in self._tools], variables=variables, forced=self._forced,
         )  # fmt: skip
-        names = [tool.name for tool in self._tools]
-        calls = [forced_opening(names) + choice for choice in forced_choices(names, self._tools)]
-        mask = format_mask(given["response_format"], model, thinking=self._rendering.thinking, calls=calls)
-        if required:  # leaves no place for content
-            mask = choice_mask(forced_choices(required, self._tools), model)
-        self._request: Request = replace(request, token_mask=both(request.token_mask, mask))
+        self._required = required
+        self._format = given["response_format"]
+        self._parallel = given["parallel_tool_calls"]
+        if self._parallel not in (True, False):
+            raise TypeError(f"parallel_tool_calls is {self._parallel!r}, expected True or False")
+        self._open_request = request
+        self._request = self.request()
         self._reuse_generated = bool(given["reuse_generated"])
         self._progress = given["progress"]
+
+    def request(self, index: int = 0) -> Request:
+        """The settings of answer number `index`: its own seed, and its own mask, which follows the text of one answer."""
+        request = self._open_request
+        names = [tool.name for tool in self._tools]
+        calls = [forced_opening(names) + choice for choice in forced_choices(names, self._tools)]
+        mask = format_mask(self._format, self._model, thinking=self._rendering.thinking, calls=calls)
+        if self._required:  # leaves no place for content
+            mask = choice_mask(forced_choices(self._required, self._tools), self._model)
+        return replace(request.with_seed_of(index), token_mask=both(request.token_mask, mask))
 
     def deltas(self, cancel: Report | None = None) -> Generator[MessageDelta, None, None]:
         """The answer in pieces; `cancel` is a progress function that raises to end the reading of the prompt."""
         lease = self._model.sessions._lease(self._rendering, reuse_generated=self._reuse_generated)
         try:
+            run = _ChatRun(self._model, lease, self._request)
             with (
                 reporting(self._progress) as report,
-                closing(_ChatRun(self._model, lease, self._request).chunks(_joined(report, cancel))) as chunks,
+                closing(run.chunks(_joined(report, cancel))) as chunks,
             ):
-                yield from self._split(chunks, lease)
+                yield from self.split(chunks, run, lease.reuse)
         finally:
             lease.keep()
 
-    def _split(self, chunks: Iterator[Chunk], lease: Lease) -> Iterator[MessageDelta]:
+    def split(self, chunks: Iterator[Chunk], run: Run, reuse: Reuse) -> Iterator[MessageDelta]:
+        """The chunks of `run` as deltas."""
         parser = ReplyParser(self._tools, thinking=self._rendering.thinking)
         parser.push(self._forced)
         thoughts = 0
         tokens: list[int] = []
         logprobs: list[TokenLogprob] = []
         for chunk in chunks:
-            thoughts += len(chunk.tokens) if parser.thinking else 0
+            thinking = parser.thinking
+            thoughts += len(chunk.tokens) if thinking else 0
             tokens += chunk.tokens
             logprobs += chunk.logprobs or []
             pieces = parser.push(chunk.text)
             if chunk.finish_reason is None:
-                yield MessageDelta(pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs)
+                yield MessageDelta(
+                    pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs, thinking=thinking, order=pieces.order
+                )
+                if not self._parallel and parser.settled:
+                    run.finish()
                 continue
             pieces = _sum(pieces, parser.finish())
             assert chunk.usage is not None and chunk.timing is not None
@@ -157,11 +176,12 @@ class _Chat:
                 content=parser.content, reasoning=parser.reasoning or None, tool_calls=parser.calls, finish_reason=reason,
                 usage=replace(chunk.usage, reasoning_tokens=thoughts), timing=chunk.timing, tokens=tokens,
                 logprobs=logprobs if self._request.logprobs >= 0 else None, unfinished_call=parser.unfinished,
-                reuse=lease.reuse, sampling=self._request.sampling,
+                reuse=reuse, sampling=run.request.sampling, stop_string=chunk.stop_string,
             )  # fmt: skip
             yield MessageDelta(
-                pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs, reason, message.usage, message.timing, message
-            )
+                pieces.content, pieces.reasoning, pieces.calls, chunk.tokens, chunk.logprobs,
+                reason, message.usage, message.timing, message, thinking, pieces.order,
+            )  # fmt: skip
 
 
 class _ChatRun(Run):
@@ -187,4 +207,6 @@ def _joined(report: Report | None, cancel: Report | None) -> Report | None:
 
 
 def _sum(first: Pieces, second: Pieces) -> Pieces:
-    return Pieces(first.content + second.content, first.reasoning + second.reasoning, first.calls + second.calls)
+    return Pieces(
+        first.content + second.content, first.reasoning + second.reasoning, first.calls + second.calls, first.order + second.order
+    )

@@ -18,6 +18,7 @@ class ChatOptions(Options, total=False):
 
     tools: Sequence[Any] | None
     tool_choice: Any
+    parallel_tool_calls: bool
     thinking: bool | None
     enable_thinking: bool | None
     reasoning_effort: str | None
@@ -29,7 +30,7 @@ class ChatOptions(Options, total=False):
 
 
 _OWN: dict[str, Any] = {
-    "tools": None, "tool_choice": "auto", "thinking": None, "enable_thinking": None, "reasoning_effort": None, "response_format": None,
+    "tools": None, "tool_choice": "auto", "parallel_tool_calls": True, "thinking": None, "enable_thinking": None, "reasoning_effort": None, "response_format": None,
     "reuse_generated": True, "drop_volatile": True, "chat_template_kwargs": None, "progress": None,
 }  # fmt: skip
 

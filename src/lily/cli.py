@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import lily
+from lily import cli_serve
 from lily.bench.cli import bench
 from lily.errors import LilyError
 
@@ -221,6 +222,9 @@ def version() -> None:
     click.echo(lily.__version__)
 
 
+cli.add_command(cli_serve.command(_model_options, _sampling_options, _load))
+
+
 def _print_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
@@ -239,7 +243,7 @@ def main(args: list[str] | None = None) -> None:
         # The reader went away; the interpreter must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (LilyError, ValueError, OSError) as error:
+    except (LilyError, ValueError, OSError, ImportError) as error:
         click.echo(f"Error: {' '.join(str(error).split())}", err=True)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

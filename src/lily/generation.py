@@ -31,11 +31,14 @@ class Run:
         self._model = model
         self._session = session
         self._ids = ids
-        self._request = request
+        self.request = request
         self._text = Detokenizer(model.tokenizer)
         self._stops = StopMatcher(request.stop)
         self._tokens: list[int] = []
         self._first: float | None = None
+        self._finished = False
+        self._begun = time.perf_counter()
+        self._reused = session.length
         self.read_tokens = 0  #: of the prompt, as far as it has been read
 
     def chunks(self, report: Report | None = None) -> Generator[Chunk, None, None]:
@@ -46,17 +49,31 @@ class Run:
             self._read(report)
         finally:
             self.read_tokens = self._session.length - self._reused
+        yield from self.answer()
+
+    def answer(self) -> Generator[Chunk, None, None]:
+        """The chunks behind a prompt that the session has read."""
         self._prompt = self._session.length
         self._read_until = time.perf_counter()
         limit = self._limit()
         if limit == 0:
             yield self._last("length")
             return
-        decoder = self._session.start(self._request.native(), limit)
+        decoder = self._session.start(self.request.native(), limit)
         try:
             yield from self._decode(decoder, limit)
         finally:
             decoder.close()
+
+    def twin(self, session: Any, request: Request) -> Run:
+        """Another answer to the prompt that this run has read, on a fork of its session."""
+        run = type(self)(self._model, session, None, request)
+        run._begun, run._reused = self._begun, self._reused
+        return run
+
+    def finish(self) -> None:
+        """End the answer before its next token, as an end token would."""
+        self._finished = True
 
     def _read(self, report: Report | None) -> None:
         if self._ids is None:
@@ -71,11 +88,14 @@ class Run:
 
     def _limit(self) -> int:
         room = max(self._model.max_context - self._prompt, 0)
-        return room if self._request.max_tokens is None else min(self._request.max_tokens, room)
+        return room if self.request.max_tokens is None else min(self.request.max_tokens, room)
 
     def _decode(self, decoder: Any, limit: int) -> Generator[Chunk, None, None]:
-        ends = frozenset() if self._request.ignore_eos else self._model.end_tokens
+        ends = frozenset() if self.request.ignore_eos else self._model.end_tokens
         while True:
+            if self._finished:
+                yield self._last("stop")
+                return
             step = decoder.next(self._mask())
             if step is None:
                 yield self._last("length")
@@ -98,11 +118,11 @@ class Run:
             yield Chunk(text, [token], self._entries(entry))
 
     def _mask(self) -> np.ndarray[Any, Any] | None:
-        if self._request.token_mask is None:
+        if self.request.token_mask is None:
             return None
         import numpy as np
 
-        mask = np.asarray(self._request.token_mask(list(self._tokens)))
+        mask = np.asarray(self.request.token_mask(list(self._tokens)))
         words = -(-self._model.config.vocab_size // 32)
         if mask.dtype != np.uint32 or mask.shape != (words,):
             raise ValueError(f"token_mask returned {mask.dtype} {list(mask.shape)}, expected uint32 [{words}]")
@@ -114,7 +134,7 @@ class Run:
         return mask
 
     def _entries(self, entry: TokenLogprob | None) -> list[TokenLogprob] | None:
-        if self._request.logprobs < 0:
+        if self.request.logprobs < 0:
             return None
         return [] if entry is None else [entry]
 
@@ -132,7 +152,7 @@ class Run:
             read_tokens=self._prompt - self._reused,
             generated_tokens=count,
         )
-        return Chunk(text, [] if entry is None else [entry.token], self._entries(entry), reason, usage, timing)
+        return Chunk(text, [] if entry is None else [entry.token], self._entries(entry), reason, usage, timing, self._stops.matched)
 
 
 def collect(chunks: Generator[Chunk, None, None], request: Request) -> Generation:

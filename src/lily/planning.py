@@ -65,6 +65,7 @@ class Plan:
     state_bytes: int
     kv_bytes_per_token: int
     workspace_bytes: int
+    workspace_by_rows: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     @property
     def bytes_per_token(self) -> int:
@@ -78,7 +79,7 @@ class Plan:
             "kv": _kv_tokens(tokens) * self.kv_bytes_per_token,
             "states": _STATES_IN_DECODE * self.state_bytes,
             "snapshots": _snapshots(tokens) * self.state_bytes,
-            "workspace": self.workspace_bytes,
+            "workspace": next((nbytes for rows, nbytes in self.workspace_by_rows if rows >= tokens), self.workspace_bytes),
         }
         return parts | {"total": sum(parts.values())}
 
@@ -172,6 +173,7 @@ def plan(source: str | os.PathLike[str], *, revision: str | None = None, device:
         state_bytes=memory["state_bytes"],
         kv_bytes_per_token=memory["kv_bytes_per_token"],
         workspace_bytes=memory["workspace_bytes"],
+        workspace_by_rows=tuple((rows, nbytes) for rows, nbytes in memory.get("workspace_by_rows", ())),
     )
 
 

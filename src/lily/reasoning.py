@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lily.tool_calls import CALL_END, CallReader, Opening, ToolCall, ToolCallDelta, match_opening, overlap
 from lily.tools import Tool
@@ -20,6 +21,8 @@ class Pieces:
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
+    #: The same in the order of the text: ("content", text), ("reasoning", text) and ("call", delta).
+    order: list[tuple[str, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
@@ -56,6 +59,11 @@ class ReplyParser:
     def thinking(self) -> bool:
         """Whether the next text belongs to the thoughts."""
         return self._state == self._thoughts
+
+    @property
+    def settled(self) -> bool:
+        """Whether a call has just been read to its closing tag, and nothing behind it yet."""
+        return self._done > 0 and self._state == self._answer and not self._text_since_call
 
     @property
     def reasoning(self) -> str:
@@ -164,7 +172,9 @@ class ReplyParser:
         self._reader, self._state = CallReader(self._tools[opening.name]), self._call
         id = f"call_{uuid.uuid4().hex[:24]}"
         self._calls.append((id, opening.name, []))
-        pieces.calls.append(ToolCallDelta(len(self._calls) - 1, id, opening.name))
+        opened = ToolCallDelta(len(self._calls) - 1, id, opening.name)
+        pieces.calls.append(opened)
+        pieces.order.append(("call", opened))
 
     def _starts_line(self, at: int) -> bool:
         line = self._buffer.rfind("\n", 0, at)
@@ -179,6 +189,8 @@ class ReplyParser:
     def _add_reasoning(self, text: str, pieces: Pieces) -> None:
         text = text if self._reasoning else text.lstrip("\r\n")
         pieces.reasoning += text
+        if text:
+            pieces.order.append(("reasoning", text))
         self._reasoning += text
 
     def _add_content(self, text: str, pieces: Pieces) -> None:
@@ -193,6 +205,8 @@ class ReplyParser:
 
     def _emit(self, text: str, pieces: Pieces) -> None:
         pieces.content += text
+        if text:
+            pieces.order.append(("content", text))
         self._content += text
 
     def _add_call(self, arguments: str, pieces: Pieces, *, done: bool) -> None:
@@ -201,6 +215,9 @@ class ReplyParser:
         last = pieces.calls[-1] if pieces.calls and pieces.calls[-1].index == index else None
         if last is not None:
             pieces.calls.pop()
-            pieces.calls.append(ToolCallDelta(index, last.id, last.name, last.arguments + arguments, done))
+            pieces.order.pop()  # the same piece: nothing else is added while a call is open
+            added = ToolCallDelta(index, last.id, last.name, last.arguments + arguments, done)
         else:
-            pieces.calls.append(ToolCallDelta(index, arguments=arguments, done=done))
+            added = ToolCallDelta(index, arguments=arguments, done=done)
+        pieces.calls.append(added)
+        pieces.order.append(("call", added))

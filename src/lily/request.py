@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -98,6 +98,13 @@ class Request:
             token_mask=given["token_mask"],
             sampling=_sampling(given, defaults, vocab_size),
         )
+
+    def with_seed_of(self, index: int) -> Request:
+        """The same settings for answer number `index` to one prompt: the seed is `index` further."""
+        if index == 0:
+            return self
+        seed = ((self.sampling.seed or 0) + index) % (1 << 64)
+        return replace(self, sampling=replace(self.sampling, seed=seed))
 
     def native(self) -> dict[str, Any]:
         """The settings in the engine's form."""

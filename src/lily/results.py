@@ -88,7 +88,8 @@ class Timing:
 @dataclass(frozen=True)
 class Chunk:
     """A piece of a stream: one token and the text that it completes (often none: part of a character, or text that may
-    become a stop string). The last chunk has `finish_reason`, `usage`, `timing` and any text that was held back.
+    become a stop string). The last chunk has `finish_reason`, `usage`, `timing`, any text that was held back, and the
+    `stop_string` that ended the text, if one did.
 
     >>> import lily
     >>> chunks = list(lily.Model.demo().stream("The", max_tokens=3, temperature=0))
@@ -102,6 +103,7 @@ class Chunk:
     finish_reason: str | None = None
     usage: Usage | None = None
     timing: Timing | None = None
+    stop_string: str | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -156,7 +158,8 @@ class Message:
 
     `reasoning` holds the thoughts (None when there are none), `tool_calls` the finished calls. `finish_reason` is "stop",
     "length" or "tool_calls". The text of a call that was cut off is in `unfinished_call`, and nowhere else. `tokens` and
-    `logprobs` are those of the whole answer, thoughts included; `reuse` says what was taken from the store.
+    `logprobs` are those of the whole answer, thoughts included; `reuse` says what was taken from the store, `stop_string`
+    which stop string ended the answer, if one did.
 
     >>> import lily
     >>> reply = lily.Model.demo().chat([{"role": "user", "content": "What is a young dog called?"}], temperature=0, thinking=False)
@@ -175,6 +178,7 @@ class Message:
     unfinished_call: str | None = None
     reuse: Reuse | None = None
     sampling: Sampling | None = field(default=None, repr=False)
+    stop_string: str | None = None
 
     def __str__(self) -> str:
         return self.content
@@ -200,6 +204,8 @@ class MessageDelta:
     """A piece of a streamed answer: one token, and the content, thoughts and pieces of calls that it completes (often none).
 
     The pieces add up to the finished `Message`. The last one has `finish_reason`, `usage`, `timing` and the whole `message`.
+    `thinking` says whether its token belongs to the thoughts, `order` has the pieces as they follow each other in the text:
+    ("reasoning", text), ("content", text) and ("call", delta).
 
     >>> import lily
     >>> deltas = list(lily.Model.demo().stream_chat([{"role": "user", "content": "Hi"}], max_tokens=3))
@@ -216,6 +222,8 @@ class MessageDelta:
     usage: Usage | None = None
     timing: Timing | None = None
     message: Message | None = None
+    thinking: bool = False
+    order: list[tuple[str, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.content

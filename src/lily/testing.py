@@ -137,7 +137,7 @@ class ScriptedSession:
         self.busy = False
         self.evicted = False
 
-    def append(self, ids: np.ndarray[Any, Any], progress: Any = None, marks: Sequence[int] = ()) -> None:
+    def append(self, ids: np.ndarray[Any, Any], progress: Any = None, marks: Sequence[int] = (), keep_end: bool = True) -> None:
         self._ready()
         before = len(self._tokens)
         total = len(self._tokens) + len(ids)
@@ -152,7 +152,8 @@ class ScriptedSession:
             if progress is not None:
                 progress("prefill", start + len(piece), len(ids))
         self._request_start = len(self._tokens)
-        self.snapshots.append(self._request_start)
+        if keep_end:
+            self.snapshots.append(self._request_start)
 
     def rewind(self, n: int, progress: Any = None) -> tuple[int, int]:
         self._ready()
