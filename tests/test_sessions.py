@@ -133,7 +133,7 @@ def test_a_rewind_that_fails_leaves_the_session_as_it_was(model):
     assert same(session, model.prefill(ids(1500)))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 700, 1024, 4100, 8200])
+@pytest.mark.parametrize("chunk", [1, 7, 700, 1024, 4100, pytest.param(8200, marks=pytest.mark.soak)])
 def test_chunks_of_any_size_give_the_same_bits(model, chunk):
     n = {4100: 4200, 8200: 8300}.get(chunk, 1100 if chunk > 7 else 300)
     plain = model.prefill(ids(n))

@@ -31,6 +31,9 @@ from lily._engine import native
 
 pytestmark = pytest.mark.skipif(not os.environ.get("LILY_SIM"), reason="LILY_SIM is not set: no simulator of the Metal kernels")
 SHORT = 7
+SOAK = pytest.mark.soak
+#: The mixed and the original form take as long again; .ci/soak runs them.
+BOTH = [MOE, DENSE, pytest.param(MIXED, marks=SOAK), pytest.param(ORIGINAL, marks=SOAK)]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def reference(name, length):
     return expected(name)[f"logits_ref_{length}"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BOTH)
 def test_float32_logits_equal_the_reference(name, loaded):
     """Bar 1: within 1e-3 of the float32 reference, through prefill and through decode steps, and the same greedy text."""
     model = loaded(name, "sim:float32")
@@ -64,7 +67,7 @@ def test_float32_logits_equal_the_reference(name, loaded):
     assert tokens == expected(name)[f"greedy_ref_{SHORT}"].tolist()[:6]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BOTH)
 def test_as_shipped_within_the_bar(name, loaded):
     """Bar 2: relative RMS of the bf16 form, beside that of the published implementation; prompts of 64 tokens."""
     wanted, published = reference(name, 64), expected(name)["logits_mlx_64"]
@@ -101,24 +104,33 @@ def work(name: str, monkeypatch, **environment: str) -> dict[str, np.ndarray]:
     return result
 
 
-@pytest.mark.parametrize("name", [MOE, DENSE])
+@pytest.mark.parametrize("name", [MOE, pytest.param(DENSE, marks=SOAK)])
 def test_the_unfused_plan_gives_the_same_bits(name, monkeypatch):
     assert_same(work(name, monkeypatch), work(name, monkeypatch, LILY_PLAN="unfused"))
 
 
-@pytest.mark.parametrize("schedule", ["serial", "shuffle:3"])
+@pytest.mark.parametrize("schedule", [pytest.param("serial", marks=SOAK), "shuffle:3"])
 def test_the_order_of_work_changes_nothing(schedule, monkeypatch):
     """Neither that of the dispatches of a stage nor that of threads, simdgroups and threadgroups."""
     assert_same(work(MIXED, monkeypatch), work(MIXED, monkeypatch, LILY_SCHEDULE=schedule, LILY_SIM_SEED="11"))
 
 
 @pytest.mark.parametrize(
-    "kernel", ["moe_scan=tile16", "moe_scan=tile32", "gemm=tile16", "gemm=expand", "attn_split=one_head", "gdn_scan=blocks"]
+    "kernel",
+    [
+        pytest.param("moe_scan=tile16", marks=SOAK),
+        "moe_scan=tile32",
+        pytest.param("gemm=tile16", marks=SOAK),
+        pytest.param("gemm=expand", marks=SOAK),
+        pytest.param("attn_split=one_head", marks=SOAK),
+        "gdn_scan=blocks",
+    ],
 )
 def test_variants_give_the_same_bits(kernel, monkeypatch):
     assert_same(work(MOE, monkeypatch), work(MOE, monkeypatch, LILY_KERNEL=kernel))
 
 
+@pytest.mark.soak
 def test_attention_cut_by_keys_gives_the_same_bits(monkeypatch):
     """A chunk that meets two blocks of keys in one dispatch, and in two that hand on what they have."""
     ids = prompt(DENSE, 300)

@@ -10,6 +10,7 @@ from checkpoints import MOE, expected, load, prompt
 pytestmark = pytest.mark.skipif(not os.environ.get("LILY_SIM"), reason="LILY_SIM is not set: no simulator of the Metal kernels")
 
 
+@pytest.mark.soak
 def test_float32_logits_equal_the_reference(monkeypatch):
     """Within 1e-3 of the float32 reference, in one chunk and cut inside of a block."""
     monkeypatch.setenv("LILY_KERNEL", "gdn_scan=chunked")

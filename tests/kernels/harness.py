@@ -125,7 +125,7 @@ def variants() -> list[str]:
 
 def affordable(isa: str, rows: int, keys: int = 100) -> bool:
     """Whether a case is run here: the simulator takes tens of seconds for many rows, so LILY_SIM_LONG (set by .ci/soak) decides."""
-    return isa != "sim" or rows * keys <= 5_000 or bool(os.environ.get("LILY_SIM_LONG"))
+    return isa != "sim" or rows * keys <= 2_000 or bool(os.environ.get("LILY_SIM_LONG"))
 
 
 def run_sim(name, args, buffers, groups, *, storage="bfloat16", rows=None, indirect=-1, variant="", seed=0) -> dict:
