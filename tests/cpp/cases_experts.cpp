@@ -70,7 +70,9 @@ void add_step(std::vector<Case>& cases, Random& r, const Experts& x) {
 // What moe_group gives for random choices.
 struct Routing {
   Words ids, offsets, slot_row, slot_of;
-  Routing(Random& r, uint32_t T, uint32_t E, uint32_t k) : offsets(E + 1), slot_row(size_t(T) * k), slot_of(size_t(T) * k) {
+  Words counts, base;  // of each block of 64 rows: what moe_histogram and moe_scan give
+  Routing(Random& r, uint32_t T, uint32_t E, uint32_t k)
+      : offsets(E + 1), slot_row(size_t(T) * k), slot_of(size_t(T) * k), counts(size_t(groups_of(T, 64)) * E), base(size_t(groups_of(T, 64)) * E) {
     for (uint32_t t = 0; t < T; t++)
       for (uint32_t e : distinct(r, E, k)) ids.push_back(e);
     uint32_t slot = 0;
@@ -78,6 +80,11 @@ struct Routing {
       for (uint32_t i = 0; i < ids.size(); i++)
         if (ids[i] == e) slot_row[slot] = i / k, slot_of[i] = slot++;
       offsets[e + 1] = slot;
+    }
+    for (uint32_t i = 0; i < ids.size(); i++) counts[size_t(i / k / 64) * E + ids[i]]++;
+    for (uint32_t e = 0; e < E; e++) {
+      uint32_t at = offsets[e];
+      for (uint32_t b = 0; b < groups_of(T, 64); b++) base[size_t(b) * E + e] = at, at += counts[size_t(b) * E + e];
     }
   }
 };
@@ -97,6 +104,12 @@ void add_rows(std::vector<Case>& cases, Random& r, const Experts& x, uint32_t T)
   const size_t slots = size_t(T) * x.k;
   cases.push_back(make_case("moe_topk_rows", label, a, {live_rows(T), floats(r.normals(size_t(T) * x.E)), out_words(slots), out_floats(slots)}, T + 4));
   cases.push_back(make_case("moe_group", label, a, {live_rows(T), words(routing.ids), out_words(x.E + 1), out_words(slots), out_words(slots)}, 1));
+  LilyRouteArgs route{x.E, x.k, T, 16, 2 * x.I, x.K};
+  const uint32_t row_blocks = uint32_t(groups_of(T, 64));
+  cases.push_back(make_case("moe_histogram", label, route, {live_rows(T), words(routing.ids), out_words(routing.counts.size())}, row_blocks));
+  cases.push_back(make_case("moe_scan", label, route,
+                            {live_rows(T), words(routing.counts), out_words(x.E + 1), out_words(routing.base.size()), out_words(4 * (groups_of(slots, 16) + x.E)), out_words(6)}, 1));
+  cases.push_back(make_case("moe_scatter", label, route, {live_rows(T), words(routing.ids), words(routing.base), out_words(slots), out_words(slots)}, row_blocks));
   const uint32_t groups = x.E * groups_of(x.I, 64);
   for (uint32_t by_slot : {0u, 1u}) {
     a.by_slot = by_slot;

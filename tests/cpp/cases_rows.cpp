@@ -27,6 +27,14 @@ void add_embedding(std::vector<Case>& cases, Random& r) {
       r.weight(format, V, H).push(buffers);
       buffers.push_back(out_floats(size_t(3) * H));
       cases.push_back(make_case("embed_rows", std::string(name) + " " + std::to_string(H), a, buffers, 16));
+      LilyGemmArgs expand{};
+      expand.fmt = a.fmt;
+      expand.K = H;
+      expand.N = 3;
+      buffers.clear();
+      r.weight(format, 3, H).push(buffers);
+      buffers.push_back(out_acts(size_t(3) * H));
+      cases.push_back(make_case("expand_rows", std::string(name) + " " + std::to_string(H), expand, buffers, 3));
     }
 }
 

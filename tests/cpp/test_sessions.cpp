@@ -210,8 +210,8 @@ LILY_TEST(limits_of_the_memory) {
   }
   auto engine = f.open("cpu", least);
   auto session = std::make_shared<Session>(engine);
-  CHECK_THROWS(OutOfMemoryError, append(*session, prompt(300)));  // the workspace of a large chunk
-  CHECK(session->tokens().empty() && !session->busy());
+  CHECK_THROWS(OutOfMemoryError, append(*session, prompt(300)));  // chunks shrink until one fits; states do not
+  CHECK(session->tokens().size() < 300 && session->tokens().size() % 16 == 0 && !session->busy());
   engine = f.open("cpu", least + (6 << 20));
   session = session_on(engine, prompt(64));
   const Ids expected = generate(session, 3);

@@ -103,7 +103,8 @@ def test_too_much_threadgroup_memory_is_reported(mistakes):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_missing_barrier_of_the_encoder_is_reported(mistakes, seed):
     mistakes.set(checking=True, seed=seed)
-    x, y, z = floats(32), floats(32), floats(32)
+    pages = floats(6 * 4096)  # arrays on pages of their own: a page remembers the last dispatch that read it
+    x, y, z = (pages[at : at + 32] for at in (0, 8192, 16384))
 
     def add_one(source, target, label=""):
         mistakes.launch("add_one", [(source, READ), (target, WRITE)], threads=32, names=["x", "y"], label=label)

@@ -340,7 +340,7 @@ void Checker::check_cells(Region& region, uint64_t offset, uint64_t bytes, uint3
       const uint8_t mask = here == 2 ? 3 : at & 1 ? 2 : 1;
       const uint64_t c = (at - first) / 2;
       if (write) {
-        if (p && p->reads_interval == interval_ && (p->reads[c / 64] >> (c % 64) & 1)) race(region, cells[c], at - base, kind, false, p->reads_dispatch, site);
+        if (p && p->reads_interval == interval_ && (p->reads[c / 64] >> (c % 64) & 1)) race(region, cells[c], at - base, kind, false, p->reads_dispatch, site, true);
         check_write(region, cells[c], at - base, mask, now);
       } else {
         check_read(region, cells[c], at - base, mask, now);
@@ -350,7 +350,7 @@ void Checker::check_cells(Region& region, uint64_t offset, uint64_t bytes, uint3
   }
 }
 
-void Checker::race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site) {
+void Checker::race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site, bool epoch_of_page) {
   const char* what = region.threadgroup ? "threadgroup array" : "buffer";
   const char* name = region.name ? region.name : "";
   const char* did = against_write ? "wrote" : "read";
@@ -361,6 +361,9 @@ void Checker::race(const Region& region, const Cell& cell, uint64_t offset, uint
     fail_at(site, "race: %s %s '%s' at byte %llu, which thread %u %s, with no %s%s in between", verb(kind), what, name, number(offset), other, did,
             one_simd ? "simdgroup_barrier or threadgroup_barrier" : "threadgroup_barrier", region.threadgroup ? " over threadgroup memory" : " over device memory");
   }
+  // A page remembers the last dispatch that read it: another buffer on the page may be what this dispatch read.
+  if (epoch >= dispatch_ && epoch_of_page)
+    fail_at(site, "race: %s %s '%s' at byte %llu, which another threadgroup, or a dispatch before this one with no barrier of the encoder in between, %s", verb(kind), what, name, number(offset), did);
   if (epoch >= dispatch_) fail_at(site, "race: %s %s '%s' at byte %llu, which another threadgroup of this dispatch %s", verb(kind), what, name, number(offset), did);
   std::string label = "an earlier dispatch";
   for (const Recent& r : recent_)

@@ -84,7 +84,7 @@ class Checker {
   void check_write(Region& region, Cell& cell, uint64_t offset, uint8_t mask, const Now& now);
   [[noreturn]] void uninitialised(const Region& region, uint64_t offset, const Now& now);
   void read_only(Region& region, uint64_t offset, uint64_t bytes, uint32_t kind, const void* site);
-  [[noreturn]] void race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site);
+  [[noreturn]] void race(const Region& region, const Cell& cell, uint64_t offset, uint32_t kind, bool against_write, uint32_t epoch, const void* site, bool epoch_of_page = false);
   ShadowPage& page(Region& region, uint64_t offset);
   ShadowPage& new_page(Region& region, uint64_t key, size_t index);
 
