@@ -27,7 +27,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   uint64_t least = m.weights.bytes() + 3 * m.state.bytes + 4 * LILY_KV_BLOCK * m.kv_bytes_per_token() + e->record({ProgramKey::prefill, 16}, e->policy_).workspace_bytes();
   if (least > limit)
     throw OutOfMemoryError("the model does not fit in the memory limit of " + std::to_string(limit) + " bytes", least, limit,
-                           "raise memory_limit, or load a smaller or more strongly quantised checkpoint");
+                           (memory_limit ? "raise memory_limit, or " : "") + std::string("load a smaller or more strongly quantised checkpoint") + e->device_->info().advice);
   e->budget_->reserve(MemoryKind::weights, m.weights.bytes());
   auto fixed = std::make_shared<Bindings>(m.use.step);  // weights have the first symbols
   m.weights.load(*e->device_, *fixed, [&](uint64_t done, uint64_t total) {

@@ -33,7 +33,8 @@ def check_options(*, device: Any, max_context: Any, memory_limit: Any, quantize:
         raise TypeError(f"device is {device!r}, expected a name such as 'auto' or 'cpu'")
     known = ["auto", *(entry["name"] for entry in native().devices())]
     if device not in known:
-        raise DeviceError(f"device {device!r} is not available here, expected one of: {', '.join(known)}")
+        reason = native().metal_missing() if device.split(":")[0] == "metal" else ""
+        raise DeviceError(f"device {device!r} is not available here{f' ({reason})' if reason else ''}, expected one of: {', '.join(known)}")
 
 
 def check_positive(name: str, value: int | None) -> None:
