@@ -100,7 +100,9 @@ def test_a_refusal_at_work(selector, model, standin):  # noqa: F811
     probe.append([1, 2, 3])
     probe.generate(max_tokens=2, **GREEDY)
     wanted, count = everything(probe), standin.sent(selector) - start
-    for nth in places(count) if count else []:
+    assert count
+    # Memory comes from pools as well, so that only the first allocation is sure to be asked for.
+    for nth in [0] if selector.startswith("newBuffer") else places(count):
         standin.fault(selector, nth=nth)
         with pytest.raises((lily.GPUError, lily.OutOfMemoryError, lily.DeviceError)):
             attempt = session.fork()
@@ -282,8 +284,8 @@ def test_a_file_that_was_cut(standin, tmp_path, monkeypatch):  # noqa: F811
         os.truncate(weights, weights.stat().st_size // 2)
         return native.Model(*arguments)
 
-    native = lily.model.native()
-    monkeypatch.setattr(lily.model, "native", lambda: SimpleNamespace(Model=cut, devices=native.devices))
+    native = lily.loading.native()
+    monkeypatch.setattr(lily.loading, "native", lambda: SimpleNamespace(Model=cut, devices=native.devices))
     with pytest.raises(lily.CheckpointError, match="bytes"):
         lily.Model.from_pretrained(copy, device="metal", progress=False)
 

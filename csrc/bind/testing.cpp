@@ -7,7 +7,7 @@
 
 #include "bind/types.hpp"
 #include "device/cpu/cpu_device.hpp"
-#include "device/metal/gpu.hpp"
+#include "device/metal/tensor_choice.hpp"
 #include "device/sim/sim_library.hpp"
 
 namespace nb = nanobind;
@@ -173,6 +173,7 @@ void define_testing(nb::module_& m) {
   t.def("fail_at", [](NativeModel& m, int step, int stage) { m.get()->device()->fail_at(step, stage); }, "model"_a, "step"_a, "stage"_a);
   t.def("run_sim", &run_sim, "name"_a, "storage"_a, "args"_a, "buffers"_a, "access"_a, "groups"_a, "rows"_a, "indirect"_a = -1, "variant"_a = "", "seed"_a = 0);
   t.def("launch_kernels", &launch_kernels);
+  t.def("forget_tensor_choice", &metal::forget_tensor_choice);
   t.def("metal_bytes", &metal::process_bytes, "What the models of this process hold on their GPUs.");
   t.def("metal_sources", [](bool float32) {
     nb::list out;

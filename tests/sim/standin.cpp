@@ -431,7 +431,7 @@ LILY_EXPORT void lily_standin_set(const char* property, double value) { LOCKED; 
 // The nth message from now on with this selector, or "class selector" (0 is the next) meets a fault: what it makes comes back as nil, with an error where there is one.
 // commit: "error:CODE" fails on the GPU, "hang" never ends, "slow:MS" waits first.
 LILY_EXPORT void lily_standin_fault(const char* selector, int nth, const char* action) { LOCKED; world().faults.push_back({selector, action, nth}); }
-LILY_EXPORT void lily_standin_reset() { LOCKED; world().properties.clear(); world().faults.clear(); world().log.clear(); world().complaints.clear(); world().sent.clear(); world().recording = false; }
+LILY_EXPORT void lily_standin_reset() { LOCKED; world().properties.clear(); world().faults.clear(); world().log.clear(); world().complaints.clear(); world().sent.clear(); world().named.clear(); world().recording = false; }
 LILY_EXPORT void lily_standin_record(int on) { LOCKED; world().recording = on != 0; if (on) world().log.clear(); }
 LILY_EXPORT const char* lily_standin_log() { LOCKED; return joined(world().log); }
 LILY_EXPORT const char* lily_standin_complaints() { LOCKED; return joined(world().complaints); }

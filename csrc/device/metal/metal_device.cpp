@@ -16,6 +16,7 @@ namespace metal {
 namespace {
 
 using Clock = std::chrono::steady_clock;  // stands still while the machine sleeps
+constexpr double kShort = 1e-3;           // seconds
 
 DeviceInfo describe_device(const Limits& l, bool float32, const std::string& tensor) {
   DeviceInfo info;
@@ -43,7 +44,7 @@ class MetalDevice : public Device {
         timeline_(std::make_shared<Timeline>(gpu_->m)), pace_(settings_.slice), process_(int(getpid())) {
     {
       Pool pool(gpu_->m);
-      queue_ = gpu_->new_queue(uint64_t(settings_.in_flight) + 2);
+      queue_ = gpu_->new_queue(2 * uint64_t(settings_.in_flight) + 2);
     }
     worker_ = Thread([this] { work(); });
     try {
@@ -155,13 +156,21 @@ class MetalDevice : public Device {
 
   // The first flight of which something is left to encode, if the GPU may take it now.
   FlightPtr encodable() const {
-    if (int(parts_.size()) >= settings_.in_flight) return nullptr;
+    if (full()) return nullptr;
     for (const FlightPtr& f : flights_) {
       if (f->ended) continue;
       // Looked at one by one, or with grids that the host reads: nothing else is on the way.
       return (f->one_by_one() || settings_.host_grids) && !parts_.empty() ? nullptr : f;
     }
     return nullptr;
+  }
+
+  // A decode step is two submissions, the forward pass and the sampler's few microseconds: short ones do not count, or the GPU would wait between steps.
+  bool full() const {
+    if (settings_.in_flight == 1) return !parts_.empty();
+    int large = 0;
+    for (const Part& p : parts_) large += p.estimated * pace_.scale() >= kShort;
+    return large >= settings_.in_flight || int(parts_.size()) >= 2 * settings_.in_flight;
   }
 
   void advance(Flight& f, const FlightPtr& shared) {

@@ -151,6 +151,11 @@ const TensorChoice* known_tensor_choice() {
   return known ? &*known : nullptr;
 }
 
+void forget_tensor_choice() {
+  std::lock_guard<std::mutex> lock(choice_mutex);
+  known.reset();
+}
+
 void apply(const TensorChoice& choice, Tuning& tuning) {
   if (!choice.use) return;
   for (const char* kernel : kKernels) tuning.chosen.push_back({kernel, choice.one_tile && std::string(kernel).starts_with("g") ? "tensor32" : "tensor"});

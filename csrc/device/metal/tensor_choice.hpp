@@ -23,6 +23,7 @@ std::string tensor_gate(const Limits& limits, const Settings& settings);
 // what the GPU does, only for a wrong setting.
 TensorChoice choose_tensor(Gpu& gpu, const Settings& settings, Device& device);
 const TensorChoice* known_tensor_choice();  // null before the first
+void forget_tensor_choice();                // for tests
 
 // The products go to the tensor library where nothing else is forced.
 void apply(const TensorChoice& choice, Tuning& tuning);
