@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from lily import hub
-from lily._engine import native
 from lily.asynchronous import AsyncMethods
 from lily.chat import ChatMethods
 from lily.config import ModelConfig, read_json
