@@ -212,6 +212,35 @@ def test_no_gpu_no_crash(standin):  # noqa: F811
         load(DENSE, "metal")
 
 
+def test_a_mac_without_a_gpu_says_so_once_and_uses_the_cpu(standin, monkeypatch, caplog):  # noqa: F811
+    standin.set(gpu=0)
+    monkeypatch.setattr(lily.loading.sys, "platform", "darwin")
+    with load(DENSE, "auto") as model:
+        assert model.device.kind == "cpu"
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        "no Metal device: no Metal GPU is visible to this process (a virtual machine, a sandbox or a remote login may hide it). Running on the CPU"
+    ]
+
+
+def test_the_mac_stays_awake_while_there_is_work(standin, monkeypatch):  # noqa: F811
+    """B076: idle sleep is held off from the first submission until a little after the last, and while weights are read."""
+    begin, end = "beginActivityWithOptions:reason:", "endActivity:"
+    with load(DENSE, "metal") as model:
+        assert standin.sent(begin) == standin.sent(end) == 1
+        model.generate(IDS, max_tokens=2, ignore_eos=True)
+        assert standin.sent(begin) == 2 and standin.sent(end) == 1
+        deadline = time.monotonic() + 5
+        while standin.sent(end) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert standin.sent(end) == 2 and standin.alive("NSActivity") == 0
+        model.generate(IDS, max_tokens=1, ignore_eos=True)
+    assert standin.sent(begin) == standin.sent(end) == 3
+    monkeypatch.setenv("LILY_KEEP_AWAKE", "off")
+    with load(DENSE, "metal") as model:
+        model.generate(IDS, max_tokens=1, ignore_eos=True)
+    assert standin.sent(begin) == 3
+
+
 @pytest.mark.parametrize(
     ("properties", "words"),
     [

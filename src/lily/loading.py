@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lily._engine import native
@@ -22,7 +23,10 @@ _MAX_BYTES = 2**63 - 1
 def open_engine(spec: Any, weights: Any, device: str, max_context: int, memory_limit: int | None, report: Any) -> Any:
     """The engine's model. What it runs on, and what the device decided about itself, goes to the log."""
     engine = native().Model(spec, weights, device, max_context, memory_limit, report)
-    _log.info("running on %s", device_info(engine.device))
+    chosen = device_info(engine.device)
+    if device == "auto" and sys.platform == "darwin" and chosen.kind == "cpu":
+        _log.warning("no Metal device: %s. Running on the CPU", native().metal_missing())
+    _log.info("running on %s", chosen)
     return engine
 
 

@@ -245,6 +245,8 @@ Messages table() {
   m.error_code = [](Object self) -> int64_t { return static_cast<Err*>(self)->code; };
   m.error_domain = [](Object self) -> Object { return &static_cast<Err*>(self)->domain; };
   m.process_info = [](Object self) -> Object { LOCKED; enter(self, "NSProcessInfo", "processInfo"); return class_object("NSProcessInfo"); };
+  m.begin_activity = [](Object self, uint64_t options, Object reason) -> Object { LOCKED; enter(self, "NSProcessInfo", "beginActivityWithOptions:reason:", options, reason); return autoreleased(make<Obj>("NSActivity")); };
+  m.end_activity = [](Object self, Object activity) { LOCKED; enter(self, "NSProcessInfo", "endActivity:", activity); };
   m.low_power_mode = [](Object self) -> bool { LOCKED; enter(self, "NSProcessInfo", "isLowPowerModeEnabled"); return world().property("low_power", 0) != 0; };
 
   m.device_name = [](Object self) -> Object { LOCKED; enter(self, "MTLDevice", "name"); return autoreleased(make<Str>("Stand-in for Metal")); };

@@ -123,6 +123,7 @@ std::pair<Object, uint8_t*> Gpu::allocate(uint64_t bytes) {
     throw OutOfMemoryError("the GPU " + limits_.name + " may hold " + shown(limits_.working_set) + ", of which this process holds " + shown(before), bytes,
                            limits_.working_set > before ? limits_.working_set - before : 0, advice);
   }
+  Pool pool(m);  // the thread may have none
   std::lock_guard<std::mutex> lock(memory_mutex_);
   Object buffer = m.new_buffer(device_.get(), size, kStorageShared);
   void* contents = buffer ? m.contents(buffer) : nullptr;
@@ -141,6 +142,7 @@ std::pair<Object, uint8_t*> Gpu::allocate(uint64_t bytes) {
 
 void Gpu::free(Object buffer, uint64_t bytes) {
   const uint64_t size = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  Pool pool(m);
   std::lock_guard<std::mutex> lock(memory_mutex_);
   if (residency_) {
     m.remove_allocation(residency_.get(), buffer);

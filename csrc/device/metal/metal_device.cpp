@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/thread.hpp"
+#include "device/metal/awake.hpp"
 #include "device/metal/flight.hpp"
 #include "device/metal/settings.hpp"
 #include "device/metal/tensor_choice.hpp"
@@ -17,6 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;  // stands still while the machine sleeps
 constexpr double kShort = 1e-3;           // seconds
+constexpr auto kRest = std::chrono::seconds(2);  // idle for so long, the Mac may sleep again
 
 DeviceInfo describe_device(const Limits& l, bool float32, const std::string& tensor) {
   DeviceInfo info;
@@ -41,7 +43,7 @@ class MetalDevice : public Device {
  public:
   explicit MetalDevice(DType storage)
       : storage_(storage), settings_(Settings::from_environment()), gpu_(Gpu::open(storage == DType::f32)), tuning_(Tuning::from_environment()),
-        timeline_(std::make_shared<Timeline>(gpu_->m)), pace_(settings_.slice), process_(int(getpid())) {
+        timeline_(std::make_shared<Timeline>(gpu_->m)), pace_(settings_.slice), process_(int(getpid())), awake_(gpu_->m, settings_.keep_awake) {
     {
       Pool pool(gpu_->m);
       queue_ = gpu_->new_queue(2 * uint64_t(settings_.in_flight) + 2);
@@ -71,7 +73,11 @@ class MetalDevice : public Device {
     std::memcpy(copy->host(), data, bytes);
     return copy;
   }
-  std::vector<Binding> load(const std::vector<FileRange>& ranges, const LoadProgress& progress) override { return load_weights(gpu_, ranges, progress); }
+  std::vector<Binding> load(const std::vector<FileRange>& ranges, const LoadProgress& progress) override {
+    Awake awake(gpu_->m, settings_.keep_awake);
+    awake.begin();
+    return load_weights(gpu_, ranges, progress);
+  }
   PreparedPtr prepare(std::vector<Dispatch> dispatches, Stages stages) override { return prepare_program(*gpu_, tuning_, std::move(dispatches), std::move(stages)); }
 
   TicketPtr submit(Submission submission) override {
@@ -132,19 +138,24 @@ class MetalDevice : public Device {
     for (;;) {
       std::deque<FlightPtr> arrived;
       std::deque<Completion> done;
+      bool rested = false;
       {
         std::unique_lock<std::mutex> lock(timeline_->mutex);
         auto news = [&] { return !arrived_.empty() || !timeline_->done.empty() || (stop_ && flights_.empty()); };
         if (!encodable()) {
-          if (parts_.empty())
+          if (parts_.empty() && !awake_.held())
             timeline_->wake.wait(lock, news);
+          else if (parts_.empty())
+            rested = !timeline_->wake.wait_for(lock, kRest, news);
           else
             timeline_->wake.wait_for(lock, std::chrono::milliseconds(200), news);
         }
         arrived.swap(arrived_);
         done.swap(timeline_->done);
-        if (stop_ && flights_.empty() && arrived.empty()) return;
+        if (stop_ && flights_.empty() && arrived.empty()) break;
       }
+      if (rested) awake_.end();
+      if (!arrived.empty()) awake_.begin();
       for (FlightPtr& f : arrived) flights_.push_back(std::move(f));
       for (Completion& c : done) settle(c);
       if (FlightPtr f = encodable()) advance(*f, f);
@@ -152,6 +163,7 @@ class MetalDevice : public Device {
         lose("the GPU has not answered for " + shown(settings_.timeout) + " seconds; load the model anew, or restart the process");
       retire();
     }
+    awake_.end();
   }
 
   // The first flight of which something is left to encode, if the GPU may take it now.
@@ -309,6 +321,7 @@ class MetalDevice : public Device {
   std::deque<Part> parts_;
   uint64_t next_id_ = 1;
   std::string lost_;
+  Awake awake_;
 };
 
 }  // namespace

@@ -41,6 +41,7 @@ Settings Settings::from_environment() {
   s.timeout = seconds("LILY_METAL_TIMEOUT", s.timeout, 0.01, 86400);
   s.tensor = Tensor(choice("LILY_METAL_TENSOR", {"auto", "on", "off"}));
   s.host_grids = choice("LILY_INDIRECT", {"device", "host"}) == 1;
+  s.keep_awake = choice("LILY_KEEP_AWAKE", {"on", "off"}) == 0;
   return s;
 }
 

@@ -10,6 +10,7 @@ struct Settings {
   double timeout = 60;           // LILY_METAL_TIMEOUT: seconds without an answer after which the GPU counts as lost
   enum class Tensor { automatic, on, off } tensor = Tensor::automatic;  // LILY_METAL_TENSOR=auto|on|off; on skips the check of the GPU's family
   bool host_grids = false;       // LILY_INDIRECT=device|host
+  bool keep_awake = true;        // LILY_KEEP_AWAKE=on|off: hold off idle sleep while there is work
   static Settings from_environment();  // DeviceError
 };
 
