@@ -11,6 +11,8 @@ from checkpoints import DENSE, FIXTURES, GREEDY, MOE, load, prompt, tiny
 
 import lily
 from lily._engine import native
+from lily.config import ModelConfig
+from lily.weights import abstract_weights
 
 FULL_SIZE = {
     "model_type": "qwen3_5_moe",
@@ -55,6 +57,15 @@ def test_a_decode_step_and_a_chunk_execute_what_the_plan_says(name, plan, monkey
         shorter, longer = (executed(loaded, lambda n=n: loaded.prefill(prompt(name, 64)).generate(max_tokens=n, **GREEDY)) for n in (8, 9))
         step = {key: longer[key] - shorter[key] for key in longer}
         assert step == {"submissions": 2, "dispatches": planned.decode["dispatches"], "stages": planned.decode["stages"]}
+
+
+@pytest.mark.parametrize("rows", [16, 512, 2048, 8200])
+def test_no_stage_for_a_gpu_takes_a_second_at_any_context(rows, full_size):
+    """macOS ends command buffers of some seconds, and they are cut between stages: priced for the smallest GPU, whatever the context."""
+    config = ModelConfig.from_file(full_size)
+    for context in (rows, 32768, 262144):
+        chunk, step = native().testing.longest_stages(config.spec(), abstract_weights(config), "metal", rows, context)
+        assert 0 < chunk <= 1.0 and 0 < step <= 1.0
 
 
 def test_the_full_size_step_stays_within_its_budget(full_size, monkeypatch):

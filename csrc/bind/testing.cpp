@@ -1,13 +1,16 @@
 #include "bind/testing.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
 
+#include "bind/convert.hpp"
 #include "bind/types.hpp"
 #include "device/cpu/cpu_device.hpp"
 #include "device/metal/tensor_choice.hpp"
+#include "device/shader/estimate.hpp"
 #include "device/sim/sim_library.hpp"
 
 namespace nb = nanobind;
@@ -166,6 +169,23 @@ nb::dict run_sim(const std::string& name, const std::string& storage, nb::bytes 
   return result;
 }
 
+// The stage that takes longest, at most, of a chunk's and of a decode step's programs: seconds, as a GPU device prices them.
+std::pair<double, double> longest_stages(nb::dict spec, nb::list weights, const std::string& device, uint32_t rows, uint32_t context) {
+  Policy policy = Policy::from_environment();
+  policy.traits = device_traits(device);
+  Model model(spec_from(spec), weights_from(weights), DType::bf16);
+  auto longest = [](const Program& p) {
+    double most = 0;
+    for (const auto& stage : p.stages()) {
+      double seconds = 0;
+      for (uint32_t d : stage) seconds += estimate_seconds(p.dispatches()[d]);
+      most = std::max(most, seconds);
+    }
+    return most;
+  };
+  return {std::max(longest(model.prefill(rows, false, context, policy)), longest(model.head_rows(64, false))), longest(model.decode(split_plan(context), policy))};
+}
+
 }  // namespace
 
 void define_testing(nb::module_& m) {
@@ -174,6 +194,7 @@ void define_testing(nb::module_& m) {
   t.def("run_sim", &run_sim, "name"_a, "storage"_a, "args"_a, "buffers"_a, "access"_a, "groups"_a, "rows"_a, "indirect"_a = -1, "variant"_a = "", "seed"_a = 0);
   t.def("launch_kernels", &launch_kernels);
   t.def("forget_tensor_choice", &metal::forget_tensor_choice);
+  t.def("longest_stages", &longest_stages, "spec"_a, "weights"_a, "device"_a, "rows"_a, "context"_a);
   t.def("metal_bytes", &metal::process_bytes, "What the models of this process hold on their GPUs.");
   t.def("metal_sources", [](bool float32) {
     nb::list out;

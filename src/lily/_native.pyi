@@ -16,6 +16,12 @@ def set_exceptions(classes: dict) -> None:
 
 def devices() -> list: ...
 
+def set_kernel_root(folder: str) -> None:
+    """Where the Metal device finds its kernel sources."""
+
+def metal_missing() -> str:
+    """Why there is no Metal device here; empty when there is one."""
+
 def plan(spec: dict, weights: list, device: str = 'auto') -> dict:
     """The programs of a configuration, recorded without a device."""
 
