@@ -559,7 +559,6 @@ def engine(monkeypatch):
         return ScriptedEngine(lambda tokens: None, spec["vocab_size"], max_context)
 
     extension = SimpleNamespace(Model=make, devices=lambda: [{"name": "cpu"}, {"name": "cpu:float32"}])
-    monkeypatch.setattr(lily.model, "native", lambda: extension)
     monkeypatch.setattr(lily.loading, "native", lambda: extension)
     return asked
 
