@@ -156,7 +156,7 @@ nb::list dispatch_list(const Program& program, const Stages& stages, bool on_cpu
 
 nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {
   const bool on_cpu = !policy.traits.tile_map;
-  Program forward = model.decode(split_plan(LILY_KV_BLOCK), policy), sample = model.sampler(), prefill = model.prefill(chunk, false, chunk, policy);
+  Program forward = model.decode(LILY_KV_BLOCK, policy), sample = model.sampler(), prefill = model.prefill(chunk, false, chunk, policy);
   Stages forward_stages = forward.stages(), sample_stages = sample.stages(), prefill_stages = prefill.stages();
   nb::dict plan, decode, chunk_plan, memory;
   // Weights, states and activations of one token; K and V depend on the context and are reported by the token.

@@ -151,6 +151,29 @@ def test_gemv_norm_is_norm_then_gemv(form, storage, isa):
 
 @isa
 @storage
+@pytest.mark.parametrize("form", FAST + ["6g32"])
+def test_gemv_takes_segments(form, storage, isa):
+    """Up to four weights of one format that read the same x, each with the bits that it has alone."""
+    rng = np.random.default_rng(7)
+    K, sizes, outs, rounds = 256, (48, 20, 1, 33), (40, 0, 20, 90), (1, 0, 0, 1)
+    x = act(rng.normal(0, 1, K), storage)
+    ws = [weight(rng, n, K, form) for n in sizes]
+    for count in (2, 3, 4):
+        y = np.full(130, 7, np.float32)
+        seg = [dict(rows=n, out=o, round=r) for n, o, r in zip(sizes, outs, rounds, strict=True)][:count]
+        args = make("LilyGemvArgs", fmt=ws[0].format, K=K, n_segments=count, seg=seg)
+        buffers = [x, y, *sum((w.buffers for w in ws[:count]), [])]
+        run("gemv", args, buffers, sum(blocks(n) for n in sizes[:count]), isa=isa, storage=storage, split=3)
+        touched = np.zeros(len(y), bool)
+        for w, n, o, r in list(zip(ws, sizes, outs, rounds, strict=True))[:count]:
+            close(y[o : o + n], gemv(act_values(x), w.values), rounded=bool(r) and storage == "bfloat16")
+            assert (y[o : o + n] == run_gemv(w, x, storage, isa, round=r)).all()
+            touched[o : o + n] = True
+        assert (y[~touched] == 7).all()
+
+
+@isa
+@storage
 @pytest.mark.parametrize("rows", [16, 48, 512])
 def test_gemv_residual_adds_and_sums_squares(rows, storage, isa):
     rng = np.random.default_rng(rows)
