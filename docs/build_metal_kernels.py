@@ -127,7 +127,8 @@ def page(anew: bool = False) -> str:
         "128-byte lines that each access of a simdgroup touches was asked for (coalescing). Scales and biases are listed apart: a lane needs two of\n"
         "their bytes for 16 codes. A weight read once has 1.000 times its size; a grouped product reads an expert once per tile of rows.\n"
         "At least 95 % of the lines of codes, K and V are asked for, but for two kinds of codes: rows of 512 values of 3 and 5 bits, which are no whole\n"
-        "number of lines, and the tiles of prefill with 3, 5 and 6 bits, which have no room for one (decisions/0007-whole-lines.md).\n"
+        "number of lines, and the tiles of prefill with 3, 5 and 6 bits, which have no room for one (decisions/0007-whole-lines.md). Rows that are\n"
+        "looked up value by value, of the embedding and of what `gemm=expand` makes, are asked for 32 codes at a time.\n"
     )
     return f"{INTRO}{described()}\n## Counted traffic\n\n{explained}\n{BEGIN}\n{counted(anew)}\n{END}\n"
 

@@ -110,10 +110,13 @@ LILY_TEST(graph_programs_of_the_fixtures) {
     for (DType storage : {DType::bf16, DType::f32}) {
       const Model model(fixture(name).spec, fixture(name).weights, storage);
       for (bool fused : {true, false}) {
-        const Policy policy{fused, "test"};
-        for (uint32_t context : {1u, 300u, 100000u}) check_stages(model.decode(context, policy));
-        for (uint32_t rows : {1u, 16u, 300u})
-          for (bool all : {false, true}) check_stages(model.prefill(rows, all, rows, policy));
+        for (const DeviceTraits& traits : {DeviceTraits{}, device_traits("metal")}) {
+          const Policy policy{fused, "test", traits};
+          for (uint32_t context : {1u, 300u, 100000u}) check_stages(model.decode(context, policy));
+          for (uint32_t rows : {1u, 16u, 300u})
+            for (bool all : {false, true}) check_stages(model.prefill(rows, all, rows, policy));
+          check_stages(model.prefill(64, false, 100000, policy));
+        }
       }
       check_stages(model.sampler());
       check_stages(model.head_step());
@@ -168,6 +171,28 @@ LILY_TEST(graph_decode_attention_changes_its_form_at_32768_tokens) {
   CHECK_EQUAL(decode_bucket(gpu, 20000), 32767u);
   CHECK_EQUAL(decode_bucket(gpu, 32768), 32768u);
   CHECK_EQUAL(decode_bucket({}, 20000), 32768u);
+}
+
+// On GPUs attention of a chunk is cut by keys, so that no dispatch meets more than 32 blocks of 256 and the workspace does not grow with the context.
+LILY_TEST(graph_prefill_attention_is_cut_by_keys) {
+  const Model model(fixture(kMoe).spec, fixture(kMoe).weights, DType::bf16);
+  const Policy policy{true, "test", device_traits("metal")};
+  uint64_t workspace = 0;
+  for (uint32_t context : {16384u, 32768u, 262144u}) {
+    const Program p = model.prefill(64, false, context, policy);
+    uint32_t met = 0;  // blocks of keys, in order and without a gap
+    std::string layer;
+    for (const Dispatch& d : p.dispatches()) {
+      if (d.kernel != "attn_rows") continue;
+      const auto& a = *reinterpret_cast<const LilyAttnArgs*>(d.args.data());
+      if (d.label != layer) layer = d.label, met = 0;
+      CHECK(a.first_block == met && a.key_blocks == 32);
+      met += a.key_blocks;
+    }
+    CHECK(!layer.empty() && met * LILY_KV_BLOCK >= context);
+    CHECK(workspace == 0 || p.workspace_bytes() == workspace);
+    workspace = p.workspace_bytes();
+  }
 }
 
 LILY_TEST(graph_schedules) {

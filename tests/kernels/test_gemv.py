@@ -83,6 +83,18 @@ def test_gemv_reads_every_format(K, form, isa):
 
 
 @isa
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_gemv_reads_every_width_in_every_group(bits, group, isa):
+    """Rows that fill a simdgroup's chunks, and rows that end inside of them."""
+    rng = np.random.default_rng(bits * group)
+    for K in (128, 640, 1152):
+        w = weight(rng, 7, K, f"{bits}g{group}")
+        x = act(rng.normal(0, 1, K), "bfloat16")
+        close(run_gemv(w, x, "bfloat16", isa), gemv(act_values(x), w.values))
+
+
+@isa
 @pytest.mark.parametrize("form", FAST + OTHER)
 def test_gemv_reads_weights_at_odd_addresses(form, isa):
     rng = np.random.default_rng(1)

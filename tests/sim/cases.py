@@ -43,6 +43,7 @@ class Case:
     args: ctypes.Structure
     streams: list[Stream]
     rows: int = 1
+    groups: int = 1  # threadgroups, where the kernel does not say itself
     indirect: int = -1
     variant: str = ""
     note: str = ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .cases import CASES, Case
+from .cases_small import SMALL
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
@@ -70,7 +71,7 @@ def count(case: Case) -> Counted:
     """Runs the case's dispatch on the simulator that LILY_SIM names, checked and counted."""
     begin = time.monotonic()
     buffers = [s.array for s in case.streams]
-    result = run_sim(case.kernel, case.args, buffers, 1, rows=case.rows, indirect=case.indirect, variant=case.variant)
+    result = run_sim(case.kernel, case.args, buffers, case.groups, rows=case.rows, indirect=case.indirect, variant=case.variant)
     traffic = list(result["traffic"].values())
     rows = []
     for stream, t in zip(case.streams, traffic, strict=True):
@@ -126,9 +127,9 @@ def table(counted: list[Counted]) -> str:
 
 def report(names: list[str] | None = None) -> tuple[str, list[str]]:
     """The Markdown and what misses its bar."""
-    counted = []
-    for name in names or list(CASES):
-        counted.append(count(CASES[name]()))
+    counted, cases = [], CASES | SMALL
+    for name in names or list(cases):
+        counted.append(count(cases[name]()))
         print(f"{name}: {counted[-1].seconds:.1f} s", *counted[-1].faults, sep="\n  ", file=sys.stderr)
     faults = [f"{c.case.label}: {f}" for c in counted for f in c.faults]
     return table(counted), faults
