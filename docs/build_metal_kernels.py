@@ -33,7 +33,8 @@ missing barriers and accesses out of range, against float64 references; and whol
 ## One decode step
 
 The dispatches of a DeltaNet layer and of an attention layer of the 35B configuration: columns are stages, a barrier stands between two of them.
-The whole step has 306 dispatches in 266 stages; without fusions (`LILY_PLAN=unfused`) it has 987 in 616 and gives the same bits.
+The whole step has 306 dispatches in 266 stages; without fusions (`LILY_PLAN=unfused`) it has 797 in 576 (the
+published engine: 795 in 555) and gives the same bits.
 
 ![one decode step](pictures/decode-layers.svg)
 
@@ -44,7 +45,7 @@ lily plan PATH --device metal --picture step.svg --layers 0,3
 ## How a kernel is chosen
 
 `csrc/device/shader/` turns a recorded dispatch into a launch: function, function constants, grid, threads. `lily plan --device metal --json` lists the
-reason of each choice; `LILY_KERNEL=name=variant[,name=variant]` forces one, and an illegal choice is an error. The variants for comparison:
+function of each dispatch and the reason of its choice; `LILY_KERNEL=name=variant[,name=variant]` forces one, and an illegal choice is an error. The variants for comparison:
 
 | switch | what it compares |
 |---|---|
@@ -56,8 +57,9 @@ reason of each choice; `LILY_KERNEL=name=variant[,name=variant]` forces one, and
 | `gdn_scan=blocks` | the recurrent state through memory every 32 tokens, instead of registers from the first row to the last |
 | `gdn_scan=chunked` | the chunkwise (WY) form in blocks of 64 |
 | `attn_split=one_head` | one query head a threadgroup, instead of four that share each K and V row |
+| `attn_split_long=general` | the splits of short contexts from 32,768 tokens on, instead of 64 that share the context evenly |
 | `attn_rows=cut256` | prefill attention cut every 256 keys, instead of every 8,192 |
-| `gemv=read` | the matrix-vector product without its arithmetic, for the pure read rate |
+| `gemv=read`, `gemv_norm=read`, ... | matrix-vector products without their arithmetic, for the pure read rate |
 
 ## How they are checked
 
@@ -124,6 +126,9 @@ def page(anew: bool = False) -> str:
         "What the simulator counted for single dispatches at the widths of the 35B model: bytes as asked for by all threads, and how much of the\n"
         "128-byte lines that each access of a simdgroup touches was asked for (coalescing). Scales and biases are listed apart: a lane needs two of\n"
         "their bytes for 16 codes. A weight read once has 1.000 times its size; a grouped product reads an expert once per tile of rows.\n"
+        "At least 95 % of the lines of codes, K and V are asked for, but for two kinds of codes: rows of 512 values of 3 and 5 bits, which are no whole\n"
+        "number of lines, and the tiles of prefill with 3, 5 and 6 bits, which have no room for one (decisions/0007-whole-lines.md). Rows that are\n"
+        "looked up value by value, of the embedding and of what `gemm=expand` makes, are asked for 32 codes at a time.\n"
     )
     return f"{INTRO}{described()}\n## Counted traffic\n\n{explained}\n{BEGIN}\n{counted(anew)}\n{END}\n"
 

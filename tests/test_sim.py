@@ -77,6 +77,21 @@ def test_as_shipped_within_the_bar(name, loaded):
     assert error <= relative_rms(published, wanted) + 0.005
 
 
+TENSOR = ",".join(f"{kernel}=tensor" for kernel in ("gemm", "gemm_residual", "gate_up_rows", "moe_gemm_rows", "moe_gate_up_rows"))
+
+
+@pytest.mark.parametrize("name", [DENSE, pytest.param(MOE, marks=SOAK)])
+def test_products_through_matmul2d_meet_the_bar(name, monkeypatch):
+    """The form for GPUs with matrix units, chosen by LILY_KERNEL: bar 2."""
+    wanted = reference(name, SHORT)
+    monkeypatch.setenv("LILY_KERNEL", TENSOR)
+    launched = {d["metal"] for d in lily.plan(FIXTURES / name, device="sim").prefill["list"] if "_m32" in d["metal"]}
+    assert launched and all("_tensor" in function for function in launched)
+    with load(name, "sim") as model:
+        found = model.logits(prompt(name, SHORT), last_only=False)[-len(wanted) :]
+    assert relative_rms(found, wanted) <= (0.04 if name == DENSE else 0.07)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_long_prompts_and_texts(name, loaded):

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device/cpu/cpu_device.hpp"
+#include "device/shader/launch.hpp"
 
 namespace nb = nanobind;
 
@@ -130,6 +131,7 @@ nb::list dispatch_list(const Program& program, const Stages& stages, bool on_cpu
   for (uint32_t s = 0; s < stages.size(); s++)
     for (uint32_t d : stages[s]) stage_of[d] = s;
   const auto waits_for = program.waits_for(stages);
+  const Tuning tuning = on_cpu ? Tuning{} : Tuning::from_environment();
   nb::list list;
   for (size_t i = 0; i < stage_of.size(); i++) {
     const Dispatch& d = program.dispatches()[i];
@@ -148,6 +150,10 @@ nb::list dispatch_list(const Program& program, const Stages& stages, bool on_cpu
       const CpuChoice choice = choose_cpu_kernel(d.kernel);
       item["cpu"] = choice.isa;
       item["cpu_reason"] = choice.reason;
+    } else {
+      const Launch launch = plan_launch(d, tuning);
+      item["metal"] = launch.function;
+      item["metal_reason"] = launch.reason;
     }
     list.append(item);
   }
@@ -156,7 +162,7 @@ nb::list dispatch_list(const Program& program, const Stages& stages, bool on_cpu
 
 nb::dict plan_dict(const Model& model, const Policy& policy, uint32_t chunk) {
   const bool on_cpu = !policy.traits.tile_map;
-  Program forward = model.decode(split_plan(LILY_KV_BLOCK), policy), sample = model.sampler(), prefill = model.prefill(chunk, false, chunk, policy);
+  Program forward = model.decode(LILY_KV_BLOCK, policy), sample = model.sampler(), prefill = model.prefill(chunk, false, chunk, policy);
   Stages forward_stages = forward.stages(), sample_stages = sample.stages(), prefill_stages = prefill.stages();
   nb::dict plan, decode, chunk_plan, memory;
   // Weights, states and activations of one token; K and V depend on the context and are reported by the token.

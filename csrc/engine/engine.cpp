@@ -124,7 +124,7 @@ uint32_t Engine::row_bucket(uint32_t rows, uint32_t chunk) {
 
 Program Engine::record(const ProgramKey& key, const Policy& policy) const {
   switch (key.kind) {
-    case ProgramKey::decode: return model_->decode(split_plan(key.rows), policy);
+    case ProgramKey::decode: return model_->decode(key.rows, policy);
     case ProgramKey::sampler: return model_->sampler();
     case ProgramKey::prefill: return model_->prefill(key.rows, key.flag, key.context, policy);
     case ProgramKey::head_rows: return model_->head_rows(key.rows, key.flag);
@@ -144,10 +144,7 @@ TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& boun
   refuse_fork();
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   ProgramKey key = asked;
-  if (key.kind == ProgramKey::decode) {  // one program for all contexts of a split plan
-    SplitPlan split = split_plan(key.rows);
-    key.rows = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
-  }
+  if (key.kind == ProgramKey::decode) key.rows = decode_bucket(policy_.traits, key.rows);
   if (key.kind == ProgramKey::prefill) key.context = cut_context(key.rows, key.context);
   const Ready& program = ready(key);
   // A larger workspace replaces the smaller one; submissions in flight keep theirs alive, and nothing in it outlives a submission.

@@ -52,7 +52,7 @@ GdnState Model::gdn_state(uint32_t i, bool snapshots) const {
 
 KvUse Model::kv(uint32_t i) const { return {use.k[i], use.v[i], use.table, kUnbounded}; }
 
-Program Model::decode(const SplitPlan& split, const Policy& policy) const {
+Program Model::decode(uint32_t context, const Policy& policy) const {
   Program p(use.workspace);
   Recorder r{p, storage, policy};
   const uint32_t H = spec.hidden_size;
@@ -64,7 +64,7 @@ Program Model::decode(const SplitPlan& split, const Policy& policy) const {
     const LayerWeights& l = weights.layers[i];
     std::string label = "layers." + std::to_string(i) + ".";
     if (l.attention)
-      attention_step(r, step, label + "self_attn", spec.attention(), l.attn, l.input_norm, kv(l.index), split, s);
+      attention_step(r, step, label + "self_attn", spec.attention(), l.attn, l.input_norm, kv(l.index), context, s);
     else
       gdn_step(r, step, label + "linear_attn", spec.gdn(), l.gdn, l.input_norm, gdn_state(l.index, false), s);
     if (spec.moe()) {
@@ -77,11 +77,11 @@ Program Model::decode(const SplitPlan& split, const Policy& policy) const {
       RowsOf one{step, 1};
       uint32_t I = spec.intermediate_size;
       Slot x = r.acts("x", H), gate = r.floats("mlp_gate", I), up = r.floats("mlp_up", I), act = r.acts("mlp_act", I), y = r.floats("mlp_y", H);
-      rmsnorm_rows(r, one, label + "post_attention_layernorm", s.h, l.post_norm, eps, x);
-      gemv(r, label + "mlp.gate_proj", x, gate, l.mlp_gate);
-      gemv(r, label + "mlp.up_proj", x, up, l.mlp_up);
+      residual_norm_rows(r, one, label + "post_attention_layernorm", mixer_out(r, H), s.h, l.post_norm, eps, x);
+      gemv(r, label + "mlp.gate_proj", x, gate, {{&l.mlp_gate}});
+      gemv(r, label + "mlp.up_proj", x, up, {{&l.mlp_up}});
       swiglu_rows(r, one, label + "mlp.swiglu", gate, up, act, I);
-      gemv(r, label + "mlp.down_proj", act, y, l.mlp_down);
+      gemv(r, label + "mlp.down_proj", act, y, {{&l.mlp_down}});
       residual_rows(r, one, label + "mlp.residual", y, s.h, H);
     }
   }
@@ -97,7 +97,7 @@ Program Model::decode(const SplitPlan& split, const Policy& policy) const {
   return p;
 }
 
-void Model::record_head(Recorder& r, const Slot& x) const { gemv(r, "lm_head", x, {use.logits, 0, uint64_t(spec.vocab_size) * 4}, weights.head); }
+void Model::record_head(Recorder& r, const Slot& x) const { gemv(r, "lm_head", x, {use.logits, 0, uint64_t(spec.vocab_size) * 4}, {{&weights.head}}); }
 
 Program Model::sampler() const {
   Program p(use.workspace);

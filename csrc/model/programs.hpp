@@ -38,7 +38,7 @@ class Model {
   uint64_t kv_block_bytes() const { return uint64_t(LILY_KV_BLOCK) * spec.num_kv_heads * spec.head_dim * dtype_bytes(storage); }  // one layer, K or V
 
   // One token through all layers and the head: reads step.token and state_in; writes K/V, state_out and logits.
-  Program decode(const SplitPlan& split, const Policy& policy) const;
+  Program decode(uint32_t context, const Policy& policy) const;  // for steps that see at most so many tokens
   Program sampler() const;
   // Up to `rows` tokens; all_rows also copies every row before the head to rows_out.
   Program prefill(uint32_t rows, bool all_rows, uint32_t context, const Policy& policy) const;

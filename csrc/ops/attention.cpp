@@ -54,29 +54,37 @@ uint32_t dispatch_key_blocks(const DeviceTraits& traits, uint32_t rows) {
   return rows <= 2048 || !traits.key_blocks ? traits.key_blocks : std::max<uint32_t>(1, uint32_t(uint64_t(traits.key_blocks) * 2048 / rows));
 }
 
+uint32_t decode_bucket(const DeviceTraits& traits, uint32_t context) {
+  const SplitPlan split = split_plan(context);
+  const uint32_t end = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK, edge = traits.long_context;
+  return context < edge && edge <= end ? edge - 1 : end;
+}
+
 uint32_t attention_parts(const DeviceTraits& traits, uint32_t rows, uint32_t context) {
   if (!traits.key_blocks) return 1;
   return std::bit_ceil(std::max<uint32_t>(1, blocks(context, dispatch_key_blocks(traits, rows) * LILY_KV_BLOCK)));
 }
 
 void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
-                    const SplitPlan& split, const Stream& s) {
+                    uint32_t context, const Stream& s) {
+  const SplitPlan split = split_plan(context);
   LilyAttnArgs a = attn_args(m);
   a.n_splits = split.n_splits;
   a.blocks_per_split = split.blocks_per_split;
   uint32_t qd = 2 * m.Hq * m.D, kd = m.Hkv * m.D;
   Slot qkv = r.floats("qkv_heads", m.row()), q = r.acts("q", m.Hq * m.D), heads = r.acts("attn_heads", m.Hq * m.D);
   Slot o = r.floats("attn_partial", uint64_t(split.n_splits) * m.Hq * m.D), ml = r.floats("attn_ml", uint64_t(split.n_splits) * m.Hq * 2);
-  const uint32_t capacity = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
-  const bool is_long = r.policy.traits.long_context && capacity > r.policy.traits.long_context && m.D == 256 && m.Hq == 8 * m.Hkv;
+  const uint32_t edge = r.policy.traits.long_context;
+  const bool is_long = edge && context >= edge && m.D == 256 && m.Hq == 8 * m.Hkv;
   auto record_split = [&] {
     Dispatch d = make_dispatch(is_long ? "attn_split_long" : "attn_split", label + ".split", a, {step, q.read(), kv.blocks(), kv.read_k(), kv.read_v(), o.write(), ml.write()},
                                uint64_t(m.Hkv) * split.n_splits);
-    if (r.policy.traits.long_context) d.reason = is_long ? "context above 32,768 tokens, head dim 256, 8 query heads a key head" : "general form";
+    if (edge) d.reason = is_long ? "context from " + std::to_string(edge) + " tokens on, head dim 256, 8 query heads a key head" : "general form";
     r.program.record(std::move(d));
   };
+  const std::vector<Segment> projections{{&w.q, 0}, {&w.k, qd}, {&w.v, qd + kd}};
   if (r.policy.fused) {
-    gemv_norm(r, label + ".qkv_proj", s, norm, m.eps, qkv, {{&w.q, 0}, {&w.k, qd}, {&w.v, qd + kd}});
+    gemv_norm(r, label + ".qkv_proj", s, norm, m.eps, qkv, projections);
     Dispatch d = make_dispatch("attn_prepare", label + ".prepare", a,
                                {step, qkv.read(), w.q_norm.read(), w.k_norm.read(), kv.blocks(), kv.write_k(), kv.write_v(), q.write()}, m.Hq + m.Hkv);
     d.reason = r.policy.reason;
@@ -87,18 +95,15 @@ void attention_step(Recorder& r, const BufferUse& step, const std::string& label
     return;
   }
   RowsOf one{step, 1};
-  Slot x = r.acts("x", m.H), out = r.floats("attn_out", m.Hq * m.D), y = r.floats("mixer_y", m.H);
+  Slot x = r.acts("x", m.H), out = r.floats("attn_out", m.Hq * m.D);
   rmsnorm_rows(r, one, label + ".input_layernorm", s.h, norm, m.eps, x);
-  gemv(r, label + ".q_proj", x, qkv.part(0, qd * 4ull), w.q);
-  gemv(r, label + ".k_proj", x, qkv.part(qd * 4ull, kd * 4ull), w.k);
-  gemv(r, label + ".v_proj", x, qkv.part((qd + kd) * 4ull, kd * 4ull), w.v);
+  gemv(r, label + ".qkv_proj", x, qkv, projections);
   record_prepare(r, one, label, m, w, kv, qkv, q);
   record_split();
   a.gated = 0;
   r.program.record(make_dispatch("attn_combine", label + ".combine", a, {step, o.read(), ml.read(), out.write(), {}}, m.Hq));
   r.program.record(make_dispatch("gate_rows", label + ".gate", a, {step, out.read(), qkv.read(), heads.write()}, 1));
-  gemv(r, label + ".o_proj", heads, y, w.o);
-  residual_rows(r, one, label + ".residual", y, s.h, m.H);
+  gemv(r, label + ".o_proj", heads, mixer_out(r, m.H), {{&w.o}});
 }
 
 void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const KvUse& kv, uint32_t context, const Slot& x,

@@ -30,9 +30,13 @@ struct SplitPlan {
   uint32_t n_splits = 1, blocks_per_split = 1;
 };
 SplitPlan split_plan(uint32_t context_tokens);  // the plan of the bucket that holds this many tokens
+// The largest context that runs the decode program of this one: the end of its bucket, or of what runs below the long form.
+uint32_t decode_bucket(const DeviceTraits& traits, uint32_t context_tokens);
 
+// h += Attention(rmsnorm(h)) in 5 dispatches and 5 stages; the twin leaves what is to be added in mixer_out().
+// `context`: tokens that the step sees, at most.
 void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
-                    const SplitPlan& split, const Stream& s);
+                    uint32_t context, const Stream& s);
 // `context`: tokens that the last row may see, for devices that cut the chunk's attention by keys (attention_parts dispatches).
 void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const KvUse& kv, uint32_t context, const Slot& x,
                     const Slot& h);

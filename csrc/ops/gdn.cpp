@@ -46,10 +46,10 @@ void record_chain(Recorder& r, const RowsOf& t, const std::string& label, const 
 
 void gdn_step(Recorder& r, const BufferUse& step, const std::string& label, const GdnShape& g, const GdnWeights& w, const Vector& norm, const GdnState& state, const Stream& s) {
   uint64_t C = g.channels(), V = g.values();
-  Slot heads = r.acts("heads", V);
+  Slot heads = r.acts("heads", V), proj = r.floats("proj", C + V + 2 * g.Nv);
+  const std::vector<Segment> projections{{&w.qkv, 0, true}, {&w.z, C}, {&w.b, C + V}, {&w.a, C + V + g.Nv}};
   if (r.policy.fused) {
-    Slot proj = r.floats("proj", C + V + 2 * g.Nv);
-    gemv_norm(r, label + ".in_proj", s, norm, g.eps, proj, {{&w.qkv, 0, true}, {&w.z, C}, {&w.b, C + V}, {&w.a, C + V + g.Nv}});
+    gemv_norm(r, label + ".in_proj", s, norm, g.eps, proj, projections);
     Dispatch d = make_dispatch("gdn_step", label + ".step", gdn_args(g),
                                {proj.read(), w.conv.read(), w.A.read(), w.dt_bias.read(), w.norm.read(), state.conv_in, state.s_in, state.conv_out, state.s_out, heads.write()}, g.Nv);
     d.reason = r.policy.reason;
@@ -58,15 +58,12 @@ void gdn_step(Recorder& r, const BufferUse& step, const std::string& label, cons
     return;
   }
   RowsOf one{step, 1};
-  Slot x = r.acts("x", g.H), qkv = r.floats("qkv", C), z = r.floats("z", V), b = r.floats("b", g.Nv), a = r.floats("a", g.Nv), y = r.floats("mixer_y", g.H);
+  Slot x = r.acts("x", g.H);
   rmsnorm_rows(r, one, label + ".input_layernorm", s.h, norm, g.eps, x);
-  gemv(r, label + ".in_proj_qkv", x, qkv, w.qkv, true);
-  gemv(r, label + ".in_proj_z", x, z, w.z);
-  gemv(r, label + ".in_proj_b", x, b, w.b);
-  gemv(r, label + ".in_proj_a", x, a, w.a);
-  record_chain(r, one, label, g, w, state, qkv, z, b, a, heads);
-  gemv(r, label + ".out_proj", heads, y, w.out);
-  residual_rows(r, one, label + ".residual", y, s.h, g.H);
+  gemv(r, label + ".in_proj", x, proj, projections);
+  const uint64_t heads_bytes = g.Nv * 4ull;
+  record_chain(r, one, label, g, w, state, proj.part(0, C * 4), proj.part(C * 4, V * 4), proj.part((C + V) * 4, heads_bytes), proj.part((C + V) * 4 + heads_bytes, heads_bytes), heads);
+  gemv(r, label + ".out_proj", heads, mixer_out(r, g.H), {{&w.out}});
 }
 
 void gdn_rows(Recorder& r, const RowsOf& t, const std::string& label, const GdnShape& g, const GdnWeights& w, const GdnState& state, const Slot& x, const Slot& h) {

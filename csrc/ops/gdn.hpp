@@ -22,7 +22,7 @@ struct GdnState {
   std::vector<BufferUse> conv_snapshots, s_snapshots;  // LILY_MAX_SNAPSHOTS each, or none
 };
 
-// h += GatedDeltaNet(rmsnorm(h)); in the fused form 3 dispatches in 3 stages.
+// h += GatedDeltaNet(rmsnorm(h)) in 3 dispatches and 3 stages; the twin leaves what is to be added in mixer_out().
 void gdn_step(Recorder& r, const BufferUse& step, const std::string& label, const GdnShape& shape, const GdnWeights& w, const Vector& norm, const GdnState& state, const Stream& s);
 void gdn_rows(Recorder& r, const RowsOf& t, const std::string& label, const GdnShape& shape, const GdnWeights& w, const GdnState& state, const Slot& x, const Slot& h);
 

@@ -21,57 +21,64 @@ LilyGemmArgs gemm_args(const Linear& w, uint32_t ldy, uint32_t out, bool round) 
   return a;
 }
 
-}  // namespace
+// The segments of one format, which one dispatch takes.
+struct Joined {
+  LilyGemvArgs args{};
+  std::string format;
+  Slot y;  // from the first of them to the last; segments of other formats between them are not touched
+  uint64_t covered = 0, groups = 0;
+  std::vector<BufferUse> weights;
+};
 
-void gemv(Recorder& r, const std::string& label, const Slot& x, const Slot& y, const Linear& w, bool round) {
-  LilyGemvArgs a{};
-  a.fmt = w.format;
-  a.K = w.cols;
-  a.n_segments = 1;
-  a.seg[0] = {w.rows, 0, round};
-  std::vector<BufferUse> uses{x.read(), y.write()};
-  push_weight(uses, w);
-  Dispatch d = make_dispatch("gemv", label, a, uses, blocks(w.rows, LILY_ROW_BLOCK));
-  d.format = w.format_name();
-  traced(d, label + ".out", 1);
-  r.program.record(std::move(d));
-}
-
-void gemv_norm(Recorder& r, const std::string& label, const Stream& s, const Vector& norm, float eps, const Slot& y, const std::vector<Segment>& segments) {
+std::vector<Joined> join_by_format(const Slot& y, const std::vector<Segment>& segments) {
+  std::vector<Joined> found;
   std::vector<bool> taken(segments.size(), false);
   for (size_t i = 0; i < segments.size(); i++) {
     if (taken[i]) continue;
-    LilyGemvArgs a{};
     const Linear& first = *segments[i].weight;
-    a.fmt = first.format;
-    a.K = first.cols;
-    a.eps = eps;
-    uint64_t groups = 0;
-    std::vector<BufferUse> weights, outputs;
+    Joined j;
+    j.args.fmt = first.format;
+    j.args.K = first.cols;
+    j.format = first.format_name();
     uint64_t begin = ~0ull, end = 0;
-    for (size_t j = i; j < segments.size(); j++) {
-      const Linear& w = *segments[j].weight;
-      if (taken[j] || !same(w.format, first.format)) continue;
-      taken[j] = true;
-      a.seg[a.n_segments++] = {w.rows, uint32_t(segments[j].out), segments[j].round};
-      groups += blocks(w.rows, LILY_ROW_BLOCK);
-      push_weight(weights, w);
-      begin = std::min<uint64_t>(begin, segments[j].out * 4);
-      end = std::max<uint64_t>(end, (segments[j].out + w.rows) * 4);
+    for (size_t k = i; k < segments.size(); k++) {
+      const Linear& w = *segments[k].weight;
+      if (taken[k] || !same(w.format, first.format)) continue;
+      taken[k] = true;
+      j.args.seg[j.args.n_segments++] = {w.rows, uint32_t(segments[k].out), segments[k].round};
+      j.groups += blocks(w.rows, LILY_ROW_BLOCK);
+      j.covered += uint64_t(w.rows) * 4;
+      push_weight(j.weights, w);
+      begin = std::min<uint64_t>(begin, segments[k].out * 4);
+      end = std::max<uint64_t>(end, (segments[k].out + w.rows) * 4);
     }
-    // The range starts at the first segment of this format; segments of other formats before or after it are not touched.
-    uint64_t covered = 0;
-    for (uint32_t k = 0; k < a.n_segments; k++) {
-      covered += uint64_t(a.seg[k].rows) * 4;
-      a.seg[k].out -= uint32_t(begin / 4);
-    }
-    std::vector<BufferUse> uses{s.h.read(), s.ssq.read(), norm.read(), y.part(begin, end - begin).write()};
-    uses.insert(uses.end(), weights.begin(), weights.end());
-    Dispatch d = make_dispatch("gemv_norm", label, a, uses, groups);
-    d.bytes_written = covered;
-    d.format = first.format_name();
-    d.reason = r.policy.reason;
-    r.program.record(std::move(d));
+    for (uint32_t k = 0; k < j.args.n_segments; k++) j.args.seg[k].out -= uint32_t(begin / 4);
+    j.y = y.part(begin, end - begin);
+    found.push_back(std::move(j));
+  }
+  return found;
+}
+
+void record_joined(Recorder& r, const char* kernel, const std::string& label, const Joined& j, std::vector<BufferUse> uses, const std::string& reason) {
+  uses.push_back(j.y.write());
+  uses.insert(uses.end(), j.weights.begin(), j.weights.end());
+  Dispatch d = make_dispatch(kernel, label, j.args, uses, j.groups);
+  d.bytes_written = j.covered;
+  d.format = j.format;
+  d.reason = reason;
+  r.program.record(std::move(d));
+}
+
+}  // namespace
+
+void gemv(Recorder& r, const std::string& label, const Slot& x, const Slot& y, const std::vector<Segment>& segments) {
+  for (const Joined& j : join_by_format(y, segments)) record_joined(r, "gemv", label, j, {x.read()}, "");
+}
+
+void gemv_norm(Recorder& r, const std::string& label, const Stream& s, const Vector& norm, float eps, const Slot& y, const std::vector<Segment>& segments) {
+  for (Joined& j : join_by_format(y, segments)) {
+    j.args.eps = eps;
+    record_joined(r, "gemv_norm", label, j, {s.h.read(), s.ssq.read(), norm.read()}, r.policy.reason);
   }
 }
 

@@ -6,8 +6,8 @@ namespace lily {
 
 struct Segment {
   const Linear* weight;
-  uint64_t out;  // element offset in y
-  bool round = false;
+  uint64_t out = 0;  // element offset in y
+  bool round = false;  // to the activation storage, kept as f32
 };
 
 // The residual stream of a decode step: h f32[H] and its partial sums of squares f32[H/16].
@@ -15,9 +15,9 @@ struct Stream {
   Slot h, ssq;
 };
 
-// y = W x; with `round`, the values are rounded to the activation storage.
-void gemv(Recorder& r, const std::string& label, const Slot& x, const Slot& y, const Linear& w, bool round = false);
-// y_s = W_s rmsnorm(h) for all segments; one dispatch per weight format, all in one stage.
+// y_s = W_s x for all segments; one dispatch per weight format.
+void gemv(Recorder& r, const std::string& label, const Slot& x, const Slot& y, const std::vector<Segment>& segments);
+// y_s = W_s rmsnorm(h), cut alike; all in one stage.
 void gemv_norm(Recorder& r, const std::string& label, const Stream& s, const Vector& norm, float eps, const Slot& y, const std::vector<Segment>& segments);
 // h += W x, with the partial sums of squares of the new h.
 void gemv_residual(Recorder& r, const std::string& label, const Slot& x, const Stream& s, const Linear& w);

@@ -145,23 +145,22 @@ void combine(Recorder& r, const RowsOf& t, const std::string& label, const MoeSh
 
 void record_unfused(Recorder& r, const BufferUse& step, const std::string& label, const MoeShape& m, const ExpertWeights& w, const Vector& norm, const Stream& s) {
   RowsOf one{step, 1};
-  Slot x = r.acts("x", m.H), logits = r.floats("router", m.E), shared_logit = r.floats("shared_router", 1);
+  Slot x = r.acts("x", m.H), router = r.floats("router", m.E + 1), logits = router.part(0, m.E * 4), shared_logit = router.part(m.E * 4, 4);
   Slot ids = r.words("expert_ids", m.k), route = r.floats("expert_route", m.k);
   Slot gate = r.floats("expert_gate", uint64_t(m.k) * m.I), up = r.floats("expert_up", uint64_t(m.k) * m.I), act = r.acts("expert_act", uint64_t(m.k) * m.I);
   Slot y = r.floats("expert_y", uint64_t(m.k) * m.H);
   Slot sgate = r.floats("shared_gate", m.S), sup = r.floats("shared_up", m.S), sact = r.acts("shared_act", m.S), sy = r.floats("shared_y", m.H);
-  rmsnorm_rows(r, one, label, s.h, norm, m.eps, x);
-  gemv(r, label + ".gate", x, logits, w.router);
-  gemv(r, label + ".shared_expert_gate", x, shared_logit, w.shared_router);
+  residual_norm_rows(r, one, label, mixer_out(r, m.H), s.h, norm, m.eps, x);
+  gemv(r, label + ".gate", x, router, {{&w.router, 0}, {&w.shared_router, m.E}});
   topk(r, one, label, m, logits, ids, route);
   expert_gemv(r, label + ".experts.gate", m, w.gate, ids, x, gate, false);
   expert_gemv(r, label + ".experts.up", m, w.up, ids, x, up, false);
   swiglu_rows(r, one, label + ".experts.swiglu", gate, up, act, m.I, m.k);
   expert_gemv(r, label + ".experts.down", m, w.down, ids, act, y, true);
-  gemv(r, label + ".shared_expert.gate_proj", x, sgate, w.shared_gate);
-  gemv(r, label + ".shared_expert.up_proj", x, sup, w.shared_up);
+  gemv(r, label + ".shared_expert.gate_proj", x, sgate, {{&w.shared_gate}});
+  gemv(r, label + ".shared_expert.up_proj", x, sup, {{&w.shared_up}});
   swiglu_rows(r, one, label + ".shared_expert.swiglu", sgate, sup, sact, m.S);
-  gemv(r, label + ".shared_expert.down_proj", sact, sy, w.shared_down);
+  gemv(r, label + ".shared_expert.down_proj", sact, sy, {{&w.shared_down}});
   combine(r, one, label, m, {}, route, y, sy, shared_logit, s.h);  // no slots: y is already in the order of ids
 }
 

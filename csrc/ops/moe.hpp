@@ -15,7 +15,7 @@ struct MoeShape {
   float eps;
 };
 
-// h += MoE(rmsnorm(h)); in the fused form 4 dispatches in 3 stages.
+// h += MoE(rmsnorm(h)) in 4 dispatches and 3 stages; the twin adds mixer_out() to h first.
 void moe_step(Recorder& r, const BufferUse& step, const std::string& label, const MoeShape& shape, const ExpertWeights& w, const Vector& norm, const Stream& s);
 // The same for the rows of a chunk; x is the normed input.
 void moe_rows(Recorder& r, const RowsOf& t, const std::string& label, const MoeShape& shape, const ExpertWeights& w, const Slot& x, const Slot& h);

@@ -39,6 +39,13 @@ void norm_final(Recorder& r, const Stream& s, const Vector& weight, float eps, c
   r.program.record(make_dispatch("norm_final", "norm", a, {s.h.read(), s.ssq.read(), weight.read(), x.write(), hidden}, 1));
 }
 
+Slot mixer_out(Recorder& r, uint32_t H) { return r.floats("mixer_y", H); }
+
+void residual_norm_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& y, const Slot& h, const Vector& weight, float eps, const Slot& x) {
+  LilyNormArgs a{weight.size, eps, 0};
+  r.program.record(make_dispatch("residual_norm_rows", label, a, {t.step, y.read(), h.update(), weight.read(), x.write()}, t.rows));
+}
+
 void residual_rows(Recorder& r, const RowsOf& t, const std::string& label, const Slot& y, const Slot& h, uint32_t H) {
   r.program.record(make_dispatch("residual_rows", label, LilyNormArgs{H, 0, 0}, {t.step, y.read(), h.update()}, t.rows));
 }

@@ -62,7 +62,7 @@ kernel void attn_combine(device const float* o [[buffer(1)]], device const float
     LILY_UNROLL for (uint i = 0; i < 2u; i++) {
       float e = l[i] != 0.0f ? metal::exp(m[i] - highest) : 0.0f;
       factor[lane + 32u * i] = e;
-      sum = fma(e, l[i], sum);
+      sum = metal::fma(e, l[i], sum);
     }
     sum = lane_sum(sum);
     if (lane == 0u) total[0] = sum;
@@ -71,7 +71,7 @@ kernel void attn_combine(device const float* o [[buffer(1)]], device const float
   if (thread_index < D) {
     float sum = 0.0f;
     for (uint s = 0; s < args.n_splits; s++)
-      if (factor[s] != 0.0f) sum = fma(factor[s], o[(s * args.Hq + head) * D + thread_index], sum);
+      if (factor[s] != 0.0f) sum = metal::fma(factor[s], o[(s * args.Hq + head) * D + thread_index], sum);
     const float value = sum * (1.0f / total[0]);
     const uint at = head * D + thread_index;
     if (args.gated != 0u) {

@@ -24,17 +24,33 @@ inline void normed_input(device const float* h, device const float* ssq, device 
   }
 }
 
-// gemv
-kernel void gemv(device const act_pack* x [[buffer(0)]], device float* y [[buffer(1)]], device const uint* codes [[buffer(2)]],
-                 device const ushort* scales [[buffer(3)]], device const ushort* biases [[buffer(4)]], constant LilyGemvArgs& args [[buffer(20)]],
-                 uint group [[threadgroup_position_in_grid]], uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  const uint rows = args.seg[0].rows, row = group * ROWS_PER_THREADGROUP + simd * ROWS_PER_SIMDGROUP;
-  if (row < rows) {
-    const uint n = min(ROWS_PER_SIMDGROUP, rows - row);
-    Weight w = {codes, scales, biases, args.K, args.fmt.group};
-    float sum = dot_rows(W_FORMAT, w, x, row, n, lane);
-    if (lane < n) y[args.seg[0].out + row + lane] = args.seg[0].round != 0u ? rounded(sum) : sum;
+// The segment of threadgroup `group`, which becomes the threadgroup's place in it.
+inline uint segment_of(constant LilyGemvArgs& args, thread uint& group) {
+  uint s = 0u;
+  for (uint i = 0; i + 1u < args.n_segments; i++) {
+    uint groups = (args.seg[i].rows + ROWS_PER_THREADGROUP - 1u) / ROWS_PER_THREADGROUP;
+    if (s == i && group >= groups) group -= groups, s = i + 1u;
   }
+  return s;
+}
+
+// gemv: y_s = W_s x, for up to four weights of one format.
+kernel void gemv(device const act_pack* x [[buffer(0)]], device float* y [[buffer(1)]], device const uint* codes0 [[buffer(2)]],
+                 device const ushort* scales0 [[buffer(3)]], device const ushort* biases0 [[buffer(4)]], device const uint* codes1 [[buffer(5)]],
+                 device const ushort* scales1 [[buffer(6)]], device const ushort* biases1 [[buffer(7)]], device const uint* codes2 [[buffer(8)]],
+                 device const ushort* scales2 [[buffer(9)]], device const ushort* biases2 [[buffer(10)]], device const uint* codes3 [[buffer(11)]],
+                 device const ushort* scales3 [[buffer(12)]], device const ushort* biases3 [[buffer(13)]], constant LilyGemvArgs& args [[buffer(20)]],
+                 uint group [[threadgroup_position_in_grid]], uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  uint place = group;
+  const uint s = segment_of(args, place), rows = args.seg[s].rows, row = place * ROWS_PER_THREADGROUP + simd * ROWS_PER_SIMDGROUP;
+  if (row >= rows) return;
+  Weight w = {codes0, scales0, biases0, args.K, args.fmt.group};
+  if (s == 1u) w.codes = codes1, w.scales = scales1, w.biases = biases1;
+  if (s == 2u) w.codes = codes2, w.scales = scales2, w.biases = biases2;
+  if (s == 3u) w.codes = codes3, w.scales = scales3, w.biases = biases3;
+  const uint n = min(ROWS_PER_SIMDGROUP, rows - row);
+  float sum = dot_rows(W_FORMAT, w, x, row, n, lane);
+  if (lane < n) y[args.seg[s].out + row + lane] = args.seg[s].round != 0u ? rounded(sum) : sum;
 }
 LILY_INSTANTIATE(gemv, gemv)
 
@@ -52,16 +68,13 @@ kernel void gemv_norm(device const float* h [[buffer(0)]], device const float* s
   normed_input(h, ssq, weight, args.K, args.eps, thread_index, threads, lane, x);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  uint s = 0u, first = group;  // segment, and this threadgroup's place in it
-  for (uint i = 0; i + 1u < args.n_segments; i++) {
-    uint groups = (args.seg[i].rows + ROWS_PER_THREADGROUP - 1u) / ROWS_PER_THREADGROUP;
-    if (s == i && first >= groups) first -= groups, s = i + 1u;
-  }
+  uint place = group;
+  const uint s = segment_of(args, place);
   Weight w = {codes0, scales0, biases0, args.K, args.fmt.group};
   if (s == 1u) w.codes = codes1, w.scales = scales1, w.biases = biases1;
   if (s == 2u) w.codes = codes2, w.scales = scales2, w.biases = biases2;
   if (s == 3u) w.codes = codes3, w.scales = scales3, w.biases = biases3;
-  const uint rows = args.seg[s].rows, row = first * ROWS_PER_THREADGROUP + simd * ROWS_PER_SIMDGROUP;
+  const uint rows = args.seg[s].rows, row = place * ROWS_PER_THREADGROUP + simd * ROWS_PER_SIMDGROUP;
   if (row < rows) {
     const uint n = min(ROWS_PER_SIMDGROUP, rows - row);
     float sum = dot_rows(W_FORMAT, w, (threadgroup const act_pack*)x, row, n, lane);

@@ -90,8 +90,8 @@ kernel void moe_down(device const act_pack* a [[buffer(0)]], device const uint* 
     const bool live = lane < DOWN_ROWS && base + lane < args.H;
     if (live) {
       float sum = 0.0f;
-      for (uint j = 0u; j < args.k; j++) sum = fma(route[j], y[j * DOWN_ROWS + lane], sum);
-      sum = fma(sigmoid(shared_logit[0]), y[args.k * DOWN_ROWS + lane], sum);
+      for (uint j = 0u; j < args.k; j++) sum = metal::fma(route[j], y[j * DOWN_ROWS + lane], sum);
+      sum = metal::fma(sigmoid(shared_logit[0]), y[args.k * DOWN_ROWS + lane], sum);
       value = h[base + lane] + sum;
       h[base + lane] = value;
     }

@@ -76,6 +76,7 @@ typedef struct { LilyFormat fmt; uint32_t H; uint32_t V; } LilyEmbedArgs;
 // rmsnorm_rows: 0 step, 1 h f32[T,H], 2 weight f32[H], 3 x act[T,H] (w). grid: T
 // norm_final:   0 h f32[H], 1 ssq f32[H/16], 2 weight f32[H], 3 x act[H] (w), 4 hidden f32[H] (w, a copy of h). grid: 1
 // residual_rows: 0 step, 1 y f32[T,H], 2 h f32[T,H] (rw). grid: T.   h += y
+// residual_norm_rows: 0 step, 1 y f32[T,H], 2 h f32[T,H] (rw), 3 weight f32[H], 4 x act[T,H] (w). grid: T.   h += y; x = norm of h
 // residual_step: 0 y f32[H], 1 h f32[H] (rw), 2 ssq f32[H/16] (w). grid: 1.   h += y; the kernel tests' twin of gemv_residual and moe_down, in no program
 // take_rows:    0 step, 1 h f32[T,H], 2 hidden f32[H] (w: last live row), 3.. 3+8: snapshot hidden f32[H] (w), 11 all f32[T,H] (w, when copy_all). grid: T
 typedef struct { uint32_t H; float eps; uint32_t copy_all; } LilyNormArgs;
@@ -87,7 +88,7 @@ typedef struct {
   uint32_t round;  // 1: the value is rounded to the activation storage (kept as f32)
 } LilySegment;
 
-// gemv:          0 x act[K], 1 y f32 (w), 2 codes, 3 scales, 4 biases.                    y = W x
+// gemv:          0 x act[K], 1 y f32 (w), 2+3s: codes, scales, biases of segment s.   y_s = W_s x
 // gemv_norm:     0 h f32[K], 1 ssq f32[K/16], 2 weight f32[K], 3 y f32 (w), 4+3s: codes, scales, biases of segment s.
 //                x = round(h * rsqrt(sum(ssq)/K + eps) * weight); y_s = W_s x
 // gemv_residual: 0 x act[K], 1 h f32[N] (rw), 2 ssq f32[N/16] (w), 3 codes, 4 scales, 5 biases.   h += W x

@@ -34,8 +34,11 @@ struct GemmTile {
 
 inline uint stored_bits(uint format) { return format == 17u ? 16u : format; }
 
-// Values of a row that are staged together: at most 128 bytes of it.
-inline uint chunk_of(uint format) { return format <= 4u ? 256u : format <= 8u ? 128u : format == 32u ? 32u : 64u; }
+// Values of a row that are staged together: a line of 128 bytes where the bits divide it, else less (3, 5 and 6 bits), and GEMM_GROUPS groups at most.
+inline uint chunk_of(uint format, uint group) {
+  if (format == 2u && group >= 64u) return 512u;
+  return format <= 4u ? 256u : format <= 8u ? 128u : format == 32u ? 32u : 64u;
+}
 
 // Sixteen codes from BITS half words.
 template <uint BITS> inline void unpack_codes(threadgroup const ushort* p, float scale, float bias, threadgroup act_pack* out) {
@@ -92,9 +95,10 @@ inline void unpack_weights(uint format, uint pair, threadgroup const uint* raw, 
 struct CodeRows {
   uint chunk, a_words, b_words, stride;
 };
-template <bool PAIR> inline CodeRows code_rows() {
+template <bool PAIR> inline CodeRows code_rows(thread const GemmTile& t) {
   CodeRows c;
-  c.chunk = PAIR ? metal::min(chunk_of(W_FORMAT), chunk_of(W2_FORMAT)) : chunk_of(W_FORMAT);
+  c.chunk = chunk_of(W_FORMAT, t.a.group);
+  if (PAIR) c.chunk = metal::min(c.chunk, chunk_of(W2_FORMAT, t.b.group));
   c.a_words = c.chunk * stored_bits(W_FORMAT) / 32u;
   c.b_words = PAIR ? c.chunk * stored_bits(W2_FORMAT) / 32u : c.a_words;
   c.stride = metal::max(c.a_words, c.b_words);

@@ -7,7 +7,7 @@
 // The sums of the tile, [BM][64] floats in raw. PAIR: outputs 0..31 are of `a`, 32..63 of `b`.
 template <uint BM, bool PAIR>
 inline void gemm_tile(thread const GemmTile& t, threadgroup act* xs, threadgroup act* ws, threadgroup uint* raw, uint tid, uint sg) {
-  const CodeRows c = code_rows<PAIR>();
+  const CodeRows c = code_rows<PAIR>(t);
   const GemmPlace place = gemm_place<PAIR>(t, tid);
   constexpr uint TILES = BM == 32u ? 4u : 2u;  // of 8 outputs, beside two of 8 rows
   const uint m0 = BM == 32u ? sg / 2u * 16u : 0u, c0 = BM == 32u ? sg % 2u * 32u : sg * 16u;

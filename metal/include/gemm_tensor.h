@@ -9,7 +9,7 @@
 
 template <uint BM, bool PAIR>
 inline void gemm_tile(thread const GemmTile& t, threadgroup act* xs, threadgroup act* ws, threadgroup uint* raw, uint tid, uint) {
-  const CodeRows c = code_rows<PAIR>();
+  const CodeRows c = code_rows<PAIR>(t);
   const GemmPlace place = gemm_place<PAIR>(t, tid);
   typedef tensor<threadgroup act, dextents<int, 2>, tensor_inline> Tile;
   mpp::tensor_ops::matmul2d<mpp::tensor_ops::matmul2d_descriptor(int(BM), 64, 32, false, true, false, mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate),

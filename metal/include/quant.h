@@ -4,7 +4,7 @@
 //
 // A dot product multiplies unrounded weights scale*q + bias, as scale * sum(q x) + bias * sum(x) over the values of a lane's chunk:
 // one fma a weight. Codes are not shifted down: x is scaled by the inverse power of two, which changes no bit.
-// Order of the sums of a row, however rows are grouped: lane l takes chunks l, l+32, .. of 16 values (32 for 3, 5 and 6 bits, 8 for
+// Order of the sums of a row, however rows are grouped: lane l takes chunks l, l+32, .. of 16 values (32 for 3 and 5 bits, 8 for
 // bf16 and f16, 4 for f32); in a chunk the products ascend from zero, acc = fma(scale, q, acc), acc = fma(bias, sum x, acc)
 // (plain: acc = fma(w, x, acc)); then lane_sum.
 #ifndef LILY_QUANT_H
@@ -23,7 +23,7 @@ struct Weight {
 };
 
 template <uint BITS> struct Codes {
-  enum { VALUES = BITS == 2 || BITS == 4 || BITS == 8 ? 16 : 32, WORDS = VALUES * BITS / 32 };
+  enum { VALUES = BITS == 3 || BITS == 5 ? 32 : 16, WORDS = VALUES * BITS / 32, EXCHANGED = WORDS == 3 || WORDS == 5 };
 };
 
 // Code i of a chunk, still shifted by the power of two that code_scale takes back; codes across two words are put together.
@@ -37,15 +37,33 @@ template <uint BITS> inline float code_scale(uint i) {
   return shift + BITS <= 32u ? as_type<float>((127u - shift) << 23) : 1.0f;
 }
 
-template <uint WORDS> inline void load_words(device const uint* p, thread uint* words) {
-  if (WORDS == 2u) {
-    uint2 v = *(device const uint2*)p;
+// The words of a lane's chunk, of the simdgroup's next `left` words at p. Chunks of 3 and 5 words (3, 5 and 6 bits), which no load takes at
+// once, are read as they lie, 32 neighbouring words at a time, and handed over by exchange_words.
+template <uint WORDS> inline void load_words(device const uint* p, uint left, uint lane, thread uint* words) {
+  if (WORDS == 1u) {
+    words[0] = p[lane];
+  } else if (WORDS == 2u) {
+    uint2 v = *(device const uint2*)(p + 2u * lane);
     words[0] = v.x, words[1] = v.y;
   } else if (WORDS == 4u) {
-    uint4 v = *(device const uint4*)p;
+    uint4 v = *(device const uint4*)(p + 4u * lane);
     words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
   } else {
-    LILY_UNROLL for (uint i = 0; i < WORDS; i++) words[i] = p[i];
+    LILY_UNROLL for (uint i = 0; i < WORDS; i++) words[i] = 32u * i + lane < left ? p[32u * i + lane] : 0u;
+  }
+}
+
+// Word w, which lane w % 32 read as its word w / 32, becomes word w % WORDS of lane w / WORDS. WORDS is odd: the words i of all chunks lie in
+// 32 different lanes, so each lane gives one and takes one at a time. A collective.
+template <uint WORDS> inline void exchange_words(uint lane, thread uint* words) {
+  constexpr uint INVERSE = WORDS == 3u ? 11u : 13u;  // of WORDS, modulo 32
+  uint held[WORDS];
+  LILY_UNROLL for (uint i = 0; i < WORDS; i++) held[i] = words[i];
+  LILY_UNROLL for (uint i = 0; i < WORDS; i++) {
+    const uint taker = (lane - i) * INVERSE % 32u, at = (WORDS * taker + i) / 32u;
+    uint given = held[0];
+    LILY_UNROLL for (uint j = 1; j < WORDS; j++) given = at == j ? held[j] : given;
+    words[i] = simd_shuffle(given, ushort((WORDS * lane + i) % 32u));
   }
 }
 
@@ -78,28 +96,33 @@ template <uint BITS, class X> inline float dot_affine(thread const Weight& w, X 
     biases[r] = w.biases + row * groups;
     acc[r] = 0.0f;
   }
-  for (uint k = lane * VALUES; k < w.K; k += 32u * VALUES) {
+  for (uint base = 0; base < w.K; base += 32u * VALUES) {
+    const uint k = base + lane * VALUES;
+    const bool live = k < w.K;
+    if (Codes<BITS>::EXCHANGED == 0 && !live) break;
     uint words[4][WORDS];
+    LILY_UNROLL for (uint r = 0; r < 4u; r++) load_words<WORDS>(codes[r] + base / 32u * BITS, (w.K - base) / 32u * BITS, lane, words[r]);
+    const uint g = metal::min(k, w.K - 1u) >> shift;
     float scale[4], bias[4];
-    LILY_UNROLL for (uint r = 0; r < 4u; r++) load_words<WORDS>(codes[r] + k / 32u * BITS + k % 32u * BITS / 32u, words[r]);
-    LILY_UNROLL for (uint r = 0; r < 4u; r++) {
-      scale[r] = bf16_value(scales[r][k >> shift]);
-      bias[r] = bf16_value(biases[r][k >> shift]);
-    }
+    LILY_UNROLL for (uint r = 0; r < 4u; r++) scale[r] = bf16_value(scales[r][g]), bias[r] = bf16_value(biases[r][g]);
     if (GEMV_READ != 0u) {
       LILY_UNROLL for (uint r = 0; r < 4u; r++) {
         uint all = as_type<uint>(acc[r]) ^ as_type<uint>(scale[r]) ^ as_type<uint>(bias[r]);
         LILY_UNROLL for (uint i = 0; i < WORDS; i++) all ^= words[r][i];
         acc[r] = as_type<float>(all & 0x3fffffffu);
       }
-    } else {
-      float v[VALUES];
-      float sum = load_scaled<BITS>(x, k, v);
-      LILY_UNROLL for (uint r = 0; r < 4u; r++) {
-        float q = 0.0f;
-        LILY_UNROLL for (uint i = 0; i < VALUES; i++) q = metal::fma(v[i], code_at<BITS>(words[r], i), q);
-        acc[r] = metal::fma(bias[r], sum, metal::fma(scale[r], q, acc[r]));
-      }
+      continue;
+    }
+    if (Codes<BITS>::EXCHANGED != 0) {
+      LILY_UNROLL for (uint r = 0; r < 4u; r++) exchange_words<WORDS>(lane, words[r]);
+      if (!live) continue;
+    }
+    float v[VALUES];
+    float sum = load_scaled<BITS>(x, k, v);
+    LILY_UNROLL for (uint r = 0; r < 4u; r++) {
+      float q = 0.0f;
+      LILY_UNROLL for (uint i = 0; i < VALUES; i++) q = metal::fma(v[i], code_at<BITS>(words[r], i), q);
+      acc[r] = metal::fma(bias[r], sum, metal::fma(scale[r], q, acc[r]));
     }
   }
   return sum_quad(acc[0], acc[1], acc[2], acc[3], lane);

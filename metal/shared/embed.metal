@@ -1,5 +1,6 @@
 // Embedding look-up: h = fma(scale, q, bias) of the token's row (or the plain row), f32. An id outside of the vocabulary reads row 0.
-// A lane makes one value, neighbours make neighbours: codes, scales and h are read and written in whole lines. One row of the table is read.
+// A lane makes one value, neighbours make neighbours: h is written in whole lines, and a simdgroup asks for 32 neighbouring codes.
+// One row of the table is read.
 #include "lily.h"
 #include "quant.h"
 #include "reduce.h"

@@ -58,6 +58,23 @@ kernel void residual_rows(constant LilyStep& step [[buffer(0)]], device const fl
 }
 LILY_INSTANTIATE(residual_rows, residual_rows)
 
+// residual_norm_rows. h[t] += y[t], x[t] = norm of h[t]. step, y f32[T,H], h f32[T,H], weight f32[H] -> x act[T,H]. grid: T threadgroups of 256
+kernel void residual_norm_rows(constant LilyStep& step [[buffer(0)]], device const float* y [[buffer(1)]], device float* h [[buffer(2)]],
+                               device const float* weight [[buffer(3)]], device act* x [[buffer(4)]], constant LilyNormArgs& args [[buffer(20)]],
+                               uint t [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+                               uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float partials[MAX_PARTIALS];
+  if (t >= step.rows) return;  // all threads alike
+  const uint H = args.H;
+  const ulong row = ulong(t) * H;
+  for (uint i = thread_index; i < H; i += threads) h[row + i] += y[row + i];  // a thread meets only its own again
+  row_partials((device const float*)h + row, H, thread_index, threads, lane, partials);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float r = rms_from_total(ssq_total((threadgroup const float*)partials, H, lane), H, args.eps);
+  for (uint i = thread_index; i < H; i += threads) x[row + i] = round_act(rms_apply(h[row + i], r, weight[i]));
+}
+LILY_INSTANTIATE(residual_norm_rows, residual_norm_rows)
+
 // residual_step. h += y, then the partial sums of squares of h. y f32[H], h f32[H], ssq f32[H/16]. grid: 1 threadgroup of 256
 // The twin of gemv_residual and moe_down in the kernel tests.
 kernel void residual_step(device const float* y [[buffer(0)]], device float* h [[buffer(1)]], device float* ssq [[buffer(2)]],

@@ -127,8 +127,15 @@ class Plan:
         return "\n".join(lines)
 
     def _variants(self) -> list[str]:
-        """Which instruction set runs the kernels on this machine's CPU, and why."""
+        """Which instruction set runs the kernels on this machine's CPU, and why; or which Metal functions there are, and those that were forced."""
         listed = [*self.decode["forward"], *self.decode["sample"], *self.prefill["list"]]
+        if "cpu" not in listed[0]:
+            launched = sorted({(entry["metal"], entry["metal_reason"]) for entry in listed})
+            functions = {function for function, _ in launched}
+            return [
+                f"Metal: {len(functions)} functions",
+                *(f"  {name}, {reason}" for name, reason in launched if reason.startswith("forced")),
+            ]
         kernels: dict[tuple[str, str], set[str]] = {}
         for entry in listed:
             kernels.setdefault((entry["cpu"], entry["cpu_reason"]), set()).add(entry["kernel"])

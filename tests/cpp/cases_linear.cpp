@@ -46,6 +46,10 @@ void add_norm_gemv(std::vector<Case>& cases, Random& r, const Shape& s) {
   }
   cases.push_back(make_case("gemv_norm", s.label, a, buffers, groups));
 
+  buffers = {acts(h), out_floats(18 + s.rows)};
+  for (uint32_t i = 0; i < a.n_segments; i++) r.weight(s.format, a.seg[i].rows, s.K).push(buffers);
+  cases.push_back(make_case("gemv", s.label + " in segments", a, buffers, groups));
+
   LilyGateUpArgs g{s.format, partner(s.format, s.K, s.turn), s.K, s.rows, 1e-6f};
   buffers = {floats(h), floats(partial_squares(h)), floats(norm), out_acts(s.rows)};
   r.weight(g.gate, s.rows, s.K).push(buffers);

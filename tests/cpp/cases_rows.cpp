@@ -46,6 +46,7 @@ void add_norms(std::vector<Case>& cases, Random& r) {
       LilyNormArgs a{H, 1e-6f, 0};
       cases.push_back(make_case("rmsnorm_rows", label, a, {live_rows(T), floats(r.normals(n)), floats(r.normals(H)), out_acts(n)}, 16));
       cases.push_back(make_case("residual_rows", label, a, {live_rows(T), floats(r.normals(n)), floats(r.normals(n), Role::inout)}, 16));
+      cases.push_back(make_case("residual_norm_rows", label, a, {live_rows(T), floats(r.normals(n)), floats(r.normals(n), Role::inout), floats(r.normals(H)), out_acts(n)}, 16));
       const Floats h = r.normals(H);
       for (bool hidden : {false, true})
         cases.push_back(make_case("norm_final", label, a, {floats(h), floats(partial_squares(h)), floats(r.normals(H)), out_acts(H), hidden ? out_floats(H) : absent()}, 1));

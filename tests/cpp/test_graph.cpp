@@ -110,22 +110,94 @@ LILY_TEST(graph_programs_of_the_fixtures) {
     for (DType storage : {DType::bf16, DType::f32}) {
       const Model model(fixture(name).spec, fixture(name).weights, storage);
       for (bool fused : {true, false}) {
-        const Policy policy{fused, "test"};
-        for (uint32_t context : {1u, 300u, 100000u}) check_stages(model.decode(split_plan(context), policy));
-        for (uint32_t rows : {1u, 16u, 300u})
-          for (bool all : {false, true}) check_stages(model.prefill(rows, all, rows, policy));
+        for (const DeviceTraits& traits : {DeviceTraits{}, device_traits("metal")}) {
+          const Policy policy{fused, "test", traits};
+          for (uint32_t context : {1u, 300u, 100000u}) check_stages(model.decode(context, policy));
+          for (uint32_t rows : {1u, 16u, 300u})
+            for (bool all : {false, true}) check_stages(model.prefill(rows, all, rows, policy));
+          check_stages(model.prefill(64, false, 100000, policy));
+        }
       }
       check_stages(model.sampler());
       check_stages(model.head_step());
       for (bool score : {false, true}) check_stages(model.head_rows(64, score));
-      const Program fused = model.decode({1, 1}, {true, ""}), unfused = model.decode({1, 1}, {false, ""});
+      const Program fused = model.decode(1, {true, ""}), unfused = model.decode(1, {false, ""});
       CHECK(fused.dispatches().size() < unfused.dispatches().size() && fused.stages().size() < unfused.stages().size());
     }
 }
 
+// The kernel that meets the keys in a decode step of one attention layer.
+std::string split_kernel(const AttentionShape& m, uint32_t context, const DeviceTraits& traits) {
+  Symbol next = 0;
+  auto linear = [&](uint32_t rows, uint32_t cols) {
+    Linear w;
+    w.format = {LILY_W_BF16, 0, 0};
+    w.rows = rows;
+    w.cols = cols;
+    w.codes = next++;
+    return w;
+  };
+  auto vector = [&](uint32_t size) { return Vector{next++, size}; };
+  const AttentionWeights w{linear(2 * m.Hq * m.D, m.H), linear(m.Hkv * m.D, m.H), linear(m.Hkv * m.D, m.H), linear(m.H, m.Hq * m.D), vector(m.D), vector(m.D)};
+  const Vector norm = vector(m.H);
+  const KvUse kv{next, next + 1, next + 2, kUnbounded};
+  Program p(next + 3);
+  Recorder r{p, DType::bf16, {true, "test", traits}};
+  attention_step(r, {next + 4, 0, sizeof(LilyStep), Access::read}, "layer", m, w, norm, kv, context, {r.floats("h", m.H), r.floats("ssq", m.H / LILY_SSQ_BLOCK)});
+  std::string found;
+  for (const Dispatch& d : p.dispatches())
+    if (d.label == "layer.split") found = d.kernel;
+  return found;
+}
+
+// On GPUs a step that sees 32,768 tokens and more takes the form with a fixed number of splits, for head dim 256 and 8 query heads a key head.
+LILY_TEST(graph_decode_attention_changes_its_form_at_32768_tokens) {
+  const AttentionShape m{64, 8, 1, 256, 64, 1e7f, 1e-6f}, other_ratio{64, 4, 1, 256, 64, 1e7f, 1e-6f}, other_dim{64, 8, 1, 128, 64, 1e7f, 1e-6f};
+  const DeviceTraits gpu = device_traits("metal");
+  for (uint32_t context : {1u, 16385u, 32767u}) CHECK_EQUAL(split_kernel(m, context, gpu), std::string("attn_split"));
+  for (uint32_t context : {32768u, 32769u, 262144u}) {
+    CHECK_EQUAL(split_kernel(m, context, gpu), std::string("attn_split_long"));
+    for (const AttentionShape& other : {other_ratio, other_dim}) CHECK_EQUAL(split_kernel(other, context, gpu), std::string("attn_split"));
+    CHECK_EQUAL(split_kernel(m, context, {}), std::string("attn_split"));  // the CPU has one form
+  }
+  // One program for all contexts between two edges: of the split plans, and of the form.
+  for (uint32_t context : {1u, 256u, 257u, 16384u, 16385u, 32767u, 32768u, 32769u, 65536u, 65537u}) {
+    const uint32_t end = decode_bucket(gpu, context), next = decode_bucket(gpu, end + 1);
+    CHECK(context <= end && end < next);
+    CHECK_EQUAL(split_kernel(m, context, gpu), split_kernel(m, end, gpu));
+    CHECK_EQUAL(split_plan(context).blocks_per_split, split_plan(end).blocks_per_split);
+    CHECK_EQUAL(split_plan(context).n_splits, split_plan(end).n_splits);
+  }
+  CHECK_EQUAL(decode_bucket(gpu, 20000), 32767u);
+  CHECK_EQUAL(decode_bucket(gpu, 32768), 32768u);
+  CHECK_EQUAL(decode_bucket({}, 20000), 32768u);
+}
+
+// On GPUs attention of a chunk is cut by keys, so that no dispatch meets more than 32 blocks of 256 and the workspace does not grow with the context.
+LILY_TEST(graph_prefill_attention_is_cut_by_keys) {
+  const Model model(fixture(kMoe).spec, fixture(kMoe).weights, DType::bf16);
+  const Policy policy{true, "test", device_traits("metal")};
+  uint64_t workspace = 0;
+  for (uint32_t context : {16384u, 32768u, 262144u}) {
+    const Program p = model.prefill(64, false, context, policy);
+    uint32_t met = 0;  // blocks of keys, in order and without a gap
+    std::string layer;
+    for (const Dispatch& d : p.dispatches()) {
+      if (d.kernel != "attn_rows") continue;
+      const auto& a = *reinterpret_cast<const LilyAttnArgs*>(d.args.data());
+      if (d.label != layer) layer = d.label, met = 0;
+      CHECK(a.first_block == met && a.key_blocks == 32);
+      met += a.key_blocks;
+    }
+    CHECK(!layer.empty() && met * LILY_KV_BLOCK >= context);
+    CHECK(workspace == 0 || p.workspace_bytes() == workspace);
+    workspace = p.workspace_bytes();
+  }
+}
+
 LILY_TEST(graph_schedules) {
   const Model model(fixture(kMoe).spec, fixture(kMoe).weights, DType::f32);
-  const Program p = model.decode({1, 1}, {true, ""});
+  const Program p = model.decode(1, {true, ""});
   const size_t n = p.dispatches().size();
   const Stages planned = p.stages();
   const std::vector<uint32_t> stage = stage_of(planned, n);

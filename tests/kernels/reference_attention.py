@@ -6,6 +6,8 @@ rounded: what the storage rounds is the caller's business, except for the probab
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from harness import rb
 
@@ -107,10 +109,19 @@ def attn_rows(a, q, k, v, position, storage):
 
 def attn_split(a, q, k, v, storage):
     """q [Hq,D], k and v all keys so far: per split (o [Hq,D] not divided, max, sum), or None past the last key."""
+    return _split_at(a, [s * a.blocks_per_split for s in range(a.n_splits + 1)], q, k, v, storage)
+
+
+def attn_split_long(a, q, k, v, storage):
+    """The same; 64 splits share the context's own blocks."""
+    blocks = -(-len(k) // 256)
+    return _split_at(a, [s * blocks // 64 for s in range(65)], q, k, v, storage)
+
+
+def _split_at(a, blocks, q, k, v, storage):
     parts = []
-    for s in range(a.n_splits):
-        lo = s * a.blocks_per_split * 256
-        hi = min(lo + a.blocks_per_split * 256, len(k))
+    for first, end in pairwise(blocks):
+        lo, hi = first * 256, min(end * 256, len(k))
         if lo >= hi:
             parts.append(None)
             continue

@@ -32,6 +32,11 @@ def residual_rows(y: np.ndarray, h: np.ndarray) -> np.ndarray:
     return h + y
 
 
+def residual_norm_rows(y: np.ndarray, h: np.ndarray, weight: np.ndarray, eps: float):
+    """h, x."""
+    return h + y, rmsnorm_rows(h + y, weight, eps)
+
+
 def residual_step(y: np.ndarray, h: np.ndarray):
     """h, ssq."""
     return h + y, _ssq(h + y)

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 ONE_ROW_OF = {"attn_prepare": "attn_prepare_rows"}
 
 
-@pytest.mark.parametrize("kernel", _native.testing.kernels())
+@pytest.mark.parametrize("kernel", sorted({*_native.testing.kernels(), *_native.testing.launch_kernels()}))
 def test_every_kernel_has_a_float64_reference_and_a_test_that_runs_it(kernel):
     modules = [import_module(path.stem) for path in HERE.glob("reference_*.py")]
     assert any(callable(getattr(module, ONE_ROW_OF.get(kernel, kernel), None)) for module in modules)

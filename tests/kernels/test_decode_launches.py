@@ -106,7 +106,7 @@ def gemv_case(rng, form, K, rows, storage="bfloat16"):
     return w, args, [x, y, *w.buffers]
 
 
-@pytest.mark.parametrize("form", ["4g64", "8g64", "4g32", "2g64", "bf16", "f32"])
+@pytest.mark.parametrize("form", ["4g64", "8g64", "4g32", "2g64", "3g64", "5g64", "6g64", "6g32", "bf16", "f32"])
 @pytest.mark.parametrize("K", [512, 2048, 4096, 8192])
 def test_weights_are_read_once_and_in_whole_lines(K, form):
     w, args, buffers = gemv_case(np.random.default_rng(K), form, K, 64)
@@ -118,7 +118,8 @@ def test_weights_are_read_once_and_in_whole_lines(K, form):
         codes = counted["traffic"]["buffer 2"]
         assert unique == size
         assert codes["bytes_read"] == w.buffers[0].nbytes
-        assert coalescing(codes) >= 0.95
+        whole = K * w.format.get("bits", 8) // 8 % 128 == 0  # a row of 512 values of 3 or 5 bits ends in the middle of a line
+        assert coalescing(codes) >= (0.95 if whole else 0.6)
         scales = 0 if w.buffers[1] is None else 2 * w.buffers[1].nbytes
         assert read <= w.buffers[0].nbytes + scales * max(1, w.format.get("group", 0) // 16)  # lanes of one group read its scale each
 

@@ -54,6 +54,21 @@ def test_gemm_reads_every_format(form, storage, isa):
 
 
 @isa
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_products_read_every_width_in_every_group(bits, group, isa):
+    """Over more than one staged piece of a row, alone and as a pair of which the other has 4 bits."""
+    rng = np.random.default_rng(bits * group)
+    w, up = weight(rng, 20, 1152, f"{bits}g{group}"), weight(rng, 20, 1152)
+    x = act(rng.normal(0, 1, (5, 1152)), "bfloat16")
+    factor = 4 if isa == "sim" else 1  # as in test_gate_up_rows_is_its_parts
+    close(run_gemm(w, x, "bfloat16", isa), gemm(act_values(x), w.rounded("bfloat16")), factor=factor)
+    for pair in ((w, w), (w, up), (up, w)):
+        want = gate_up_rows(act_values(x), *(p.rounded("bfloat16") for p in pair))
+        close(act_values(run_gate_up(*pair, x, "bfloat16", isa)), want, rounded=True, factor=factor)
+
+
+@isa
 @storage
 @pytest.mark.parametrize("K", [16, 48, 80, 272])
 def test_half_a_block_of_k_counts_as_far_as_it_goes(K, storage, isa):

@@ -83,6 +83,18 @@ def test_gemv_reads_every_format(K, form, isa):
 
 
 @isa
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_gemv_reads_every_width_in_every_group(bits, group, isa):
+    """Rows that fill a simdgroup's chunks, and rows that end inside of them."""
+    rng = np.random.default_rng(bits * group)
+    for K in (128, 640, 1152):
+        w = weight(rng, 7, K, f"{bits}g{group}")
+        x = act(rng.normal(0, 1, K), "bfloat16")
+        close(run_gemv(w, x, "bfloat16", isa), gemv(act_values(x), w.values))
+
+
+@isa
 @pytest.mark.parametrize("form", FAST + OTHER)
 def test_gemv_reads_weights_at_odd_addresses(form, isa):
     rng = np.random.default_rng(1)
@@ -147,6 +159,29 @@ def test_gemv_norm_is_norm_then_gemv(form, storage, isa):
     y = run_norm_gemv(ws, (0, 33, 34), (1, 0, 0), h, sums, norm, storage, isa, split=2)
     for w, o, r in zip(ws, (0, 33, 34), (1, 0, 0), strict=True):
         assert (y[o : o + len(w.values)] == run_gemv(w, x, storage, isa, round=r)).all()
+
+
+@isa
+@storage
+@pytest.mark.parametrize("form", FAST + ["6g32"])
+def test_gemv_takes_segments(form, storage, isa):
+    """Up to four weights of one format that read the same x, each with the bits that it has alone."""
+    rng = np.random.default_rng(7)
+    K, sizes, outs, rounds = 256, (48, 20, 1, 33), (40, 0, 20, 90), (1, 0, 0, 1)
+    x = act(rng.normal(0, 1, K), storage)
+    ws = [weight(rng, n, K, form) for n in sizes]
+    for count in (2, 3, 4):
+        y = np.full(130, 7, np.float32)
+        seg = [dict(rows=n, out=o, round=r) for n, o, r in zip(sizes, outs, rounds, strict=True)][:count]
+        args = make("LilyGemvArgs", fmt=ws[0].format, K=K, n_segments=count, seg=seg)
+        buffers = [x, y, *sum((w.buffers for w in ws[:count]), [])]
+        run("gemv", args, buffers, sum(blocks(n) for n in sizes[:count]), isa=isa, storage=storage, split=3)
+        touched = np.zeros(len(y), bool)
+        for w, n, o, r in list(zip(ws, sizes, outs, rounds, strict=True))[:count]:
+            close(y[o : o + n], gemv(act_values(x), w.values), rounded=bool(r) and storage == "bfloat16")
+            assert (y[o : o + n] == run_gemv(w, x, storage, isa, round=r)).all()
+            touched[o : o + n] = True
+        assert (y[~touched] == 7).all()
 
 
 @isa

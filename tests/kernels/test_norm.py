@@ -115,6 +115,25 @@ def test_residual_rows(H):
             np.testing.assert_array_equal(h[4:], before[4:])
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("H", WIDTHS)
+def test_residual_norm_rows_is_residual_rows_then_rmsnorm_rows(H, storage):
+    (y, weight), (before, _) = stream(5, H), stream(6, H)
+    y = np.concatenate([y, y[:1]])
+    expected_h, expected_x = reference.residual_norm_rows(*(a.astype(np.float64) for a in (y, before, weight)), EPS)
+    for isa in isas():
+        for split in (None, 2):
+            h, x = before.copy(), empty(before, storage)
+            args = make("LilyNormArgs", H=H, eps=EPS)
+            run("residual_norm_rows", args, [step(rows=4), y, h, weight, x], 6, isa=isa, storage=storage, split=split)
+            assert_agrees(h[:4], expected_h[:4])
+            assert_agrees(x[:4], expected_x[:4])
+            twin = before.copy()
+            run("residual_rows", args, [step(rows=4), y, twin], 6, isa=isa, storage=storage)
+            np.testing.assert_array_equal(h, twin)
+            np.testing.assert_array_equal(x, norm_rows(twin, weight, 4, isa, storage))
+
+
 @pytest.mark.parametrize("copy_all", [0, 1])
 def test_take_rows(copy_all):
     H, rows, bucket = 256, 5, 8

@@ -56,16 +56,16 @@ def test_the_contract_lists_every_buffer():
 
 
 def mistaken(**changes):
-    """The parameters of a right `gemv`, with some changed: {name: {field: value}}."""
-    rows = [("x", 0, False), ("y", 1, True), ("codes", 2, False), ("scales", 3, False), ("biases", 4, False)]
+    """The parameters of a right `gemm`, with some changed: {name: {field: value}}."""
+    rows = [("step", 0, False), ("x", 1, False), ("y", 2, True), ("codes", 3, False), ("scales", 4, False), ("biases", 5, False)]
     return [dict(name=n, index=i, writable=w, attribute="buffer", type="", space="device") | changes.get(n, {}) for n, i, w in rows]
 
 
 def test_a_swapped_index_or_a_wrong_access_is_found():
-    assert differences("gemv", mistaken()) == []
-    assert len(differences("gemv", mistaken(scales={"index": 4}, biases={"index": 3}))) == 2
-    assert len(differences("gemv", mistaken(x={"index": 1}, y={"index": 0}))) == 2
-    assert differences("gemv", mistaken(codes={"writable": True}))
-    assert differences("gemv", mistaken(y={"writable": False}))
-    assert differences("gemv", mistaken(y={"index": 9}))
+    assert differences("gemm", mistaken()) == []
+    assert len(differences("gemm", mistaken(scales={"index": 5}, biases={"index": 4}))) == 2
+    assert len(differences("gemm", mistaken(x={"index": 2}, y={"index": 1}))) == 2
+    assert differences("gemm", mistaken(codes={"writable": True}))
+    assert differences("gemm", mistaken(y={"writable": False}))
+    assert differences("gemm", mistaken(y={"index": 9}))
     assert differences("no_such_kernel", mistaken())

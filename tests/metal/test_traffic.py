@@ -28,6 +28,24 @@ def test_a_matrix_vector_product_reads_its_weights_once_in_whole_lines(cases):
         assert counted(case).faults == []
 
 
+def test_without_arithmetic_the_same_weights_are_read_once(cases, monkeypatch):
+    """LILY_KERNEL=name=read of every matrix-vector kernel, for the pure read rate; all codes, 3 bits too."""
+    monkeypatch.setattr(cases, "E", 16)
+    wanted = [
+        cases.gemv("head", 96, 2048),
+        cases.gemv("3 bits", 64, 2048, 3),
+        cases.gemv_norm("in_proj", [128, 64, 32], 8),
+        cases.gemv_residual("out_proj", 4096, 64),
+        cases._shared_gate_up(),
+        cases._moe_gate_up(),
+        cases._moe_down(),
+    ]
+    for case in wanted:
+        case.variant = "read"
+        found = counted(case)
+        assert found.faults == [] and found.weights_times == pytest.approx(1, abs=0.02), case.label
+
+
 @pytest.mark.parametrize("tile_rows", [16, 32])
 @pytest.mark.parametrize("kernel", ["moe_gate_up_rows", "moe_gemm_rows"])
 def test_an_expert_is_read_once_a_tile_of_its_rows(kernel, tile_rows, cases):

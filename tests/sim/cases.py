@@ -25,7 +25,7 @@ GROUP = 64
 class Stream:
     """One buffer of a case. kind: codes, scales, kv, state or other; expected: bytes that must be read, 0 when there is no bar.
 
-    at_most: how often the expected bytes may be read.
+    at_most: how often the expected bytes may be read. whole_lines: how much of the lines that codes, K and V touch must have been asked for.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Stream:
     kind: str = "other"
     expected: int = 0
     at_most: float = 1.02
+    whole_lines: float = 0.95
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Case:
     args: ctypes.Structure
     streams: list[Stream]
     rows: int = 1
+    groups: int = 1  # threadgroups, where the kernel does not say itself
     indirect: int = -1
     variant: str = ""
     note: str = ""
@@ -56,13 +58,15 @@ def act(*shape: int) -> np.ndarray:
     return np.full(shape, 0x3C00, np.uint16)
 
 
-def affine(rows: int, k: int, name: str = "", bits: int = 4, touched: float = 1.0, at_most: float = 1.02) -> list[Stream]:
+def affine(
+    rows: int, k: int, name: str = "", bits: int = 4, touched: float = 1.0, at_most: float = 1.02, whole_lines: float = 0.95
+) -> list[Stream]:
     """Codes, scales and biases of a weight; touched: the part of its rows that the dispatch needs."""
     codes = np.random.default_rng(rows + k).integers(0, 2**32, rows * k * bits // 32, dtype=np.uint32)
     scales = np.full(rows * k // GROUP, 0x3A83, np.uint16)
     text = f"{name} " if name else ""
     return [
-        Stream(f"{text}codes", codes, "codes", round(codes.nbytes * touched), at_most),
+        Stream(f"{text}codes", codes, "codes", round(codes.nbytes * touched), at_most, whole_lines),
         Stream(f"{text}scales", scales, "scales", round(scales.nbytes * touched), at_most),
         Stream(f"{text}biases", scales.copy(), "scales", round(scales.nbytes * touched), at_most),
     ]
@@ -72,9 +76,9 @@ def fmt(bits: int = 4) -> dict[str, int]:
     return dict(kind=0, bits=bits, group=GROUP)
 
 
-def gemv(label: str, rows: int, k: int) -> Case:
-    args = make("LilyGemvArgs", fmt=fmt(), K=k, n_segments=1, seg=[dict(rows=rows)])
-    return Case(label, "gemv", args, [Stream("x", act(k)), Stream("y", f32(rows)), *affine(rows, k)])
+def gemv(label: str, rows: int, k: int, bits: int = 4, whole_lines: float = 0.95) -> Case:
+    args = make("LilyGemvArgs", fmt=fmt(bits), K=k, n_segments=1, seg=[dict(rows=rows)])
+    return Case(label, "gemv", args, [Stream("x", act(k)), Stream("y", f32(rows)), *affine(rows, k, bits=bits, whole_lines=whole_lines)])
 
 
 def gemv_norm(label: str, segments: list[int], bits: int = 4) -> Case:
@@ -228,9 +232,9 @@ def _attn_rows(T: int, position: int) -> Case:
     return Case(f"prefill attention, {T} rows at {position:,}", "attn_rows", _attention_args(1, 1, rows_per_group=4), streams, rows=T)
 
 
-def gemm(label: str, kernel: str, n: int, k: int, T: int) -> Case:
+def gemm(label: str, kernel: str, n: int, k: int, T: int, bits: int = 4, whole_lines: float = 0.95) -> Case:
     times = -(-T // 32)
-    args = make("LilyGemmArgs", fmt=fmt(), up=fmt(), K=k, N=n, ldy=n)
+    args = make("LilyGemmArgs", fmt=fmt(bits), up=fmt(bits), K=k, N=n, ldy=n)
     head = [Stream("step", step(rows=T)), Stream("x", act(T, k))]
     if kernel == "gate_up_rows":
         return Case(
@@ -240,7 +244,8 @@ def gemm(label: str, kernel: str, n: int, k: int, T: int) -> Case:
             [*head, Stream("a", act(T, n)), *affine(n, k, "gate", at_most=times), *affine(n, k, "up", at_most=times)],
             rows=T,
         )
-    return Case(label, kernel, args, [*head, Stream("y", f32(T, n)), *affine(n, k, at_most=times)], rows=T)
+    weight = affine(n, k, bits=bits, at_most=times, whole_lines=whole_lines)
+    return Case(label, kernel, args, [*head, Stream("y", f32(T, n)), *weight], rows=T)
 
 
 ROWS_OF_EXPERTS = [1, 5, 16, 17, 31, 32, 33, 64]
@@ -295,6 +300,23 @@ def _sampling() -> Iterator[Case]:
                Stream("bias", None), Stream("mask", None), Stream("y", y), Stream("block", block), Stream("hist", hist)])  # fmt: skip
 
 
+#: What codes of 3, 5 and 6 bits can reach: rows of 512 that are no whole number of lines, and pieces of 96 and 80 bytes in the tiles.
+SHORT_ROWS = {3: 0.60, 5: 0.62}
+TILES = {3: 0.45, 5: 0.38, 6: 0.45}
+
+
+def formats() -> dict[str, Callable[[], Case]]:
+    """The widths of the decode and prefill products in the other formats, a few rows of each."""
+    found: dict[str, Callable[[], Case]] = {}
+    for bits in (2, 3, 5, 6, 8):
+        for k in (512, 2048, 4096):
+            least = SHORT_ROWS.get(bits, 0.95) if k == 512 else 0.95
+            found[f"gemv_{bits}_bits_{k}"] = lambda bits=bits, k=k, least=least: gemv(f"{bits} bits, rows of {k:,}", 64, k, bits, least)
+        least = TILES.get(bits, 0.95)
+        found[f"gemm_{bits}_bits"] = lambda bits=bits, least=least: gemm(f"{bits} bits, 32 rows", "gemm", 64, 2048, 32, bits, least)
+    return found
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "in_proj": lambda: gemv_norm("DeltaNet: norm, q, k, v, z, b, a", [CONV, NV * DV, NV, NV]),
     "qkv": lambda: gemv_norm("attention: norm, q, gate, k, v", [2 * HQ * D, HKV * D, HKV * D]),
@@ -319,4 +341,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "attn_rows": lambda: _attn_rows(16, 2000),
     "scan_registers": lambda: gdn_scan("registers"),
     "scan_blocks": lambda: gdn_scan("blocks"),
+    **formats(),
 }

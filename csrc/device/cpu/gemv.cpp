@@ -5,20 +5,25 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-// x act[K], y f32, W [rows, K]; y = W x, rounded when the segment says so. grid: rows/16
+// x act[K], y f32, then W per segment; y_s = W_s x, rounded when the segment says so. grid: rows/16 of all segments
 template <class Act> static void gemv(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemvArgs>(c);
-  const LilySegment& s = a.seg[0];
   Weight w = make_weight(a.fmt, a.K, c.buffers + 2);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
   Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
-  for (uint32_t g = begin; g < end; g++) {
-    uint32_t row = g * LILY_ROW_BLOCK, n = smaller(s.rows - row, LILY_ROW_BLOCK);
-    float* y = buffer<float>(c, 1) + s.out + row;
-    dot_rows(w, in, row, n, y);
-    if (s.round)
-      for (uint32_t i = 0; i < n; i++) y[i] = round_act<Act>(y[i]);
+  for (uint32_t g = begin, i = 0, base = 0; g < end && i < a.n_segments; i++) {
+    const LilySegment& s = a.seg[i];
+    const uint32_t next = base + (s.rows + LILY_ROW_BLOCK - 1) / LILY_ROW_BLOCK;
+    if (g < next) w = make_weight(a.fmt, a.K, c.buffers + 2 + 3 * i);
+    for (; g < end && g < next; g++) {
+      uint32_t row = (g - base) * LILY_ROW_BLOCK, n = smaller(s.rows - row, LILY_ROW_BLOCK);
+      float* y = buffer<float>(c, 1) + s.out + row;
+      dot_rows(w, in, row, n, y);
+      if (s.round)
+        for (uint32_t j = 0; j < n; j++) y[j] = round_act<Act>(y[j]);
+    }
+    base = next;
   }
 }
 

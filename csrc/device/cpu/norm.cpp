@@ -44,6 +44,25 @@ template <class Act> static void residual_rows(const KernelCall& c, uint32_t beg
   }
 }
 
+// residual_rows, then rmsnorm_rows of what it leaves: step, y f32[T,H], h f32[T,H], weight f32[H] -> x act[T,H]. grid: T
+template <class Act> static void residual_norm_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
+  const auto& a = args<LilyNormArgs>(c);
+  const auto& step = *buffer<LilyStep>(c, 0);
+  const float* weight = buffer<float>(c, 3);
+  for (uint32_t t = begin; t < end && t < step.rows; t++) {
+    const float* y = buffer<float>(c, 1) + uint64_t(t) * a.H;
+    float* h = buffer<float>(c, 2) + uint64_t(t) * a.H;
+    Act* x = buffer<Act>(c, 4) + uint64_t(t) * a.H;
+    float total = 0;
+    for (uint32_t i = 0; i < a.H; i += 16) {
+      store(h + i, add(load(h + i), load(y + i)));
+      total = i ? total + ssq_block(h + i) : ssq_block(h);
+    }
+    const float r = rms_from_total(total, a.H, a.eps);
+    for (uint32_t i = 0; i < a.H; i += 16) store(x + i, rms_apply<Act>(load(h + i), r, load(weight + i)));
+  }
+}
+
 // h += y, then the partial sums of squares of h. y f32[H], h f32[H], ssq f32[H/16]. grid: 1
 template <class Act> static void residual_step(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyNormArgs>(c);
@@ -73,5 +92,6 @@ template <class Act> static void take_rows(const KernelCall& c, uint32_t begin, 
 }  // namespace lily::cpu::LILY_CPU_NS
 
 LILY_KERNELS(norm, {"rmsnorm_rows", rmsnorm_rows<Bf16>, rmsnorm_rows<F32>}, {"norm_final", norm_final<Bf16>, norm_final<F32>},
-             {"residual_rows", residual_rows<Bf16>, residual_rows<F32>}, {"residual_step", residual_step<Bf16>, residual_step<F32>},
+             {"residual_rows", residual_rows<Bf16>, residual_rows<F32>}, {"residual_norm_rows", residual_norm_rows<Bf16>, residual_norm_rows<F32>},
+             {"residual_step", residual_step<Bf16>, residual_step<F32>},
              {"take_rows", take_rows<Bf16>, take_rows<F32>})

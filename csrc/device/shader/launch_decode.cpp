@@ -50,16 +50,9 @@ std::string sized(const Dispatch& d, uint32_t K) {
 
 Launch plan_gemv(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyGemvArgs>(d);
-  Launch l = launch(d.kernel, cut(a.seg[0].rows, kGemvRows), kGemvThreads);
-  weights(l, d, a.fmt, a.K, a.fmt, a.K, variant);
-  return l;
-}
-
-Launch plan_gemv_norm(const Dispatch& d, const std::string* variant) {
-  const auto& a = args_of<LilyGemvArgs>(d);
   uint32_t groups = 0;
   for (uint32_t i = 0; i < a.n_segments; i++) groups += cut(a.seg[i].rows, kGemvRows);
-  Launch l = launch(sized(d, a.K), groups, kGemvThreads);
+  Launch l = launch(d.kernel == "gemv_norm" ? sized(d, a.K) : d.kernel, groups, kGemvThreads);
   weights(l, d, a.fmt, a.K, a.fmt, a.K, variant);
   return l;
 }
@@ -182,7 +175,7 @@ Launch plan_score_rows(const Dispatch& d, const std::string*) { return launch(d.
 const std::vector<LaunchEntry>& decode_launches() {
   static const std::vector<LaunchEntry> entries = {
       {"gemv", plan_gemv, {"read"}},
-      {"gemv_norm", plan_gemv_norm, {"read"}},
+      {"gemv_norm", plan_gemv, {"read"}},
       {"gemv_residual", plan_gemv, {"read"}},
       {"gate_up_norm", plan_gate_up_norm, {"read"}},
       {"moe_gate_up", plan_moe_gate_up, {"read"}},
@@ -198,6 +191,7 @@ const std::vector<LaunchEntry>& decode_launches() {
       {"rmsnorm_rows", plan_norm, {}},
       {"norm_final", plan_norm, {}},
       {"residual_rows", plan_norm, {}},
+      {"residual_norm_rows", plan_norm, {}},
       {"residual_step", plan_norm, {}},
       {"take_rows", plan_norm, {}},
       {"sample_adjust", plan_sample, {}},

@@ -11,6 +11,7 @@ namespace {
 constexpr uint32_t kOutputs = 64;  // of a tile; a pair of weights takes 32 each
 
 uint32_t stored_bits(uint32_t format) { return format == 17 ? 16 : format; }
+// As gemm.h has it; 2 bits take twice as much there, which are whole words of 16 bytes too.
 uint32_t chunk_of(uint32_t format) { return format <= 4 ? 256 : format <= 8 ? 128 : format == 32 ? 32 : 64; }
 uint32_t up(uint64_t n, uint32_t size) { return uint32_t((n + size - 1) / size); }
 

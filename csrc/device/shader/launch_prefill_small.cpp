@@ -15,9 +15,18 @@ uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 [[noreturn]] void unfit(const Dispatch& d, const std::string& what) { throw DeviceError("kernel '" + d.kernel + "' has no Metal form for " + what); }
 
+Launch launch(std::string function, std::array<uint32_t, 3> grid, uint32_t threads, std::string reason = "") {
+  Launch l;
+  l.function = std::move(function);
+  l.grid = grid;
+  l.threads = threads;
+  l.reason = std::move(reason);
+  return l;
+}
+
 // A threadgroup a row.
 Launch per_row(const Dispatch& d, const std::string*) {
-  return {.function = d.kernel, .grid = {d.rows, 1, 1}, .threads = kRowThreads};
+  return launch(d.kernel, {d.rows, 1, 1}, kRowThreads);
 }
 
 // The kernel's instance for a head dim: gdn_scan_128 holds four elements of Dk a lane.
@@ -31,26 +40,25 @@ std::string for_head_dim(const Dispatch& d) {
 
 Launch conv_rows(const Dispatch& d, const std::string*) {
   const auto& a = args_of<LilyGdnArgs>(d);
-  return {.function = d.kernel, .grid = {ceil_div(2 * a.Nk * a.Dk + a.Nv * a.Dv, 128), ceil_div(d.rows, 16), 1}, .threads = 128};
+  return launch(d.kernel, {ceil_div(2 * a.Nk * a.Dk + a.Nv * a.Dv, 128), ceil_div(d.rows, 16), 1}, 128);
 }
 
-Launch gdn_prepare_rows(const Dispatch& d, const std::string*) { return {.function = for_head_dim(d), .grid = {d.rows, 1, 1}, .threads = kRowThreads}; }
+Launch gdn_prepare_rows(const Dispatch& d, const std::string*) { return launch(for_head_dim(d), {d.rows, 1, 1}, kRowThreads); }
 
 Launch gdn_scan(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyGdnArgs>(d);
   if (a.Dv % 4) unfit(d, "a value head dim of " + std::to_string(a.Dv) + ", expected a multiple of 4");
   if (variant && *variant == "chunked") {
     if (a.Dv % 8) unfit(d, "a value head dim of " + std::to_string(a.Dv) + " in the chunkwise form, expected a multiple of 8");
-    Launch l{.function = for_head_dim(d), .grid = {ceil_div(a.Dv, 32), a.Nv, 1}, .threads = 256, .reason = "the chunkwise form in blocks of 64 rows"};
+    Launch l = launch(for_head_dim(d), {ceil_div(a.Dv, 32), a.Nv, 1}, 256, "the chunkwise form in blocks of 64 rows");
     l.function.insert(d.kernel.size(), "_chunked");  // gdn_scan_chunked_128
     return l;
   }
   const bool blocks = variant && *variant == "blocks";
-  return {.function = for_head_dim(d),
-          .constants = {0, 0, blocks},
-          .grid = {ceil_div(a.Dv, 32), a.Nv, 1},
-          .threads = 256,
-          .reason = blocks ? "the state through memory every 32 rows" : "the state in registers from the first row to the last"};
+  Launch l = launch(for_head_dim(d), {ceil_div(a.Dv, 32), a.Nv, 1}, 256,
+                    blocks ? "the state through memory every 32 rows" : "the state in registers from the first row to the last");
+  l.constants = {0, 0, blocks};
+  return l;
 }
 
 Launch attention_rows(const Dispatch& d, const std::string*) {
@@ -62,14 +70,14 @@ Launch attention_rows(const Dispatch& d, const std::string*) {
 Launch moe_topk_rows(const Dispatch& d, const std::string*) {
   const auto& a = args_of<LilyMoeRowsArgs>(d);
   if (a.E > kMaxExperts || a.k > 32) unfit(d, std::to_string(a.k) + " of " + std::to_string(a.E) + " experts, expected at most 32 of 512");
-  return {.function = d.kernel, .grid = {ceil_div(d.rows, 4), 1, 1}, .threads = 128};
+  return launch(d.kernel, {ceil_div(d.rows, 4), 1, 1}, 128);
 }
 
 // The three kernels of the tile map: a threadgroup a block of 64 rows, one for the scan between them.
 Launch route_blocks(const Dispatch& d, const std::string*) {
   const auto& a = args_of<LilyRouteArgs>(d);
   if (a.E > kMaxExperts) unfit(d, std::to_string(a.E) + " experts, expected at most 512");
-  return {.function = d.kernel, .grid = {ceil_div(d.rows, 64), 1, 1}, .threads = kRowThreads};
+  return launch(d.kernel, {ceil_div(d.rows, 64), 1, 1}, kRowThreads);
 }
 Launch moe_scan(const Dispatch& d, const std::string*) {
   Launch l = route_blocks(d, nullptr);
@@ -82,7 +90,7 @@ Launch moe_scan(const Dispatch& d, const std::string*) {
 // Four neighbouring values a thread.
 Launch per_four(const Dispatch& d, uint64_t width) {
   if (width % 4) unfit(d, "rows of " + std::to_string(width) + " values, expected a multiple of 4");
-  return {.function = d.kernel, .grid = {uint32_t((width + 4 * kRowThreads - 1) / (4 * kRowThreads)), d.rows, 1}, .threads = kRowThreads};
+  return launch(d.kernel, {uint32_t((width + 4 * kRowThreads - 1) / (4 * kRowThreads)), d.rows, 1}, kRowThreads);
 }
 Launch swiglu_rows(const Dispatch& d, const std::string*) {
   const auto& a = args_of<LilyGemmArgs>(d);

@@ -1,6 +1,6 @@
 // metal:: mathematics with IEEE rounding; vectors go component by component.
+// Through the compiler's own functions: <cmath> of libc++ puts overloads of fma and others beside the unqualified names of a kernel.
 #pragma once
-#include <cmath>
 #include <limits>
 
 #include "types.hpp"
@@ -15,28 +15,28 @@ namespace metal {
     return v;                                                                         \
   }
 #define LILY_UNARIES           \
-  LILY_UNARY(exp, ::expf(x))   \
-  LILY_UNARY(exp2, ::exp2f(x)) \
-  LILY_UNARY(log, ::logf(x))   \
-  LILY_UNARY(log2, ::log2f(x)) \
-  LILY_UNARY(sin, ::sinf(x))   \
-  LILY_UNARY(cos, ::cosf(x))   \
-  LILY_UNARY(tan, ::tanf(x))   \
-  LILY_UNARY(tanh, ::tanhf(x)) \
-  LILY_UNARY(sqrt, ::sqrtf(x)) \
-  LILY_UNARY(rsqrt, 1.0f / ::sqrtf(x))
+  LILY_UNARY(exp, __builtin_expf(x))   \
+  LILY_UNARY(exp2, __builtin_exp2f(x)) \
+  LILY_UNARY(log, __builtin_logf(x))   \
+  LILY_UNARY(log2, __builtin_log2f(x)) \
+  LILY_UNARY(sin, __builtin_sinf(x))   \
+  LILY_UNARY(cos, __builtin_cosf(x))   \
+  LILY_UNARY(tan, __builtin_tanf(x))   \
+  LILY_UNARY(tanh, __builtin_tanhf(x)) \
+  LILY_UNARY(sqrt, __builtin_sqrtf(x)) \
+  LILY_UNARY(rsqrt, 1.0f / __builtin_sqrtf(x))
 
 LILY_UNARIES
-LILY_UNARY(floor, ::floorf(x))
-LILY_UNARY(ceil, ::ceilf(x))
-LILY_UNARY(round, ::roundf(x))
-LILY_UNARY(rint, ::rintf(x))
-LILY_UNARY(trunc, ::truncf(x))
-LILY_UNARY(fabs, ::fabsf(x))
-LILY_UNARY(log1p_, ::log1pf(x))
-LILY_UNARY(exp10, ::powf(10.0f, x))
-LILY_UNARY(log10, ::log10f(x))
-LILY_UNARY(saturate, ::fminf(::fmaxf(x, 0.0f), 1.0f))
+LILY_UNARY(floor, __builtin_floorf(x))
+LILY_UNARY(ceil, __builtin_ceilf(x))
+LILY_UNARY(round, __builtin_roundf(x))
+LILY_UNARY(rint, __builtin_rintf(x))
+LILY_UNARY(trunc, __builtin_truncf(x))
+LILY_UNARY(fabs, __builtin_fabsf(x))
+LILY_UNARY(log1p_, __builtin_log1pf(x))
+LILY_UNARY(exp10, __builtin_powf(10.0f, x))
+LILY_UNARY(log10, __builtin_log10f(x))
+LILY_UNARY(saturate, __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f))
 
 inline __attribute__((always_inline)) float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 template <class V, class = std::enable_if_t<lily_sim::is_vector<V>>>
@@ -44,24 +44,24 @@ inline __attribute__((always_inline)) V fma(V a, V b, V c) {
   for (int i = 0; i < lily_sim::VectorOf<V>::kCount; i++) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return a;
 }
-inline float pow(float a, float b) { return ::powf(a, b); }
-inline float powr(float a, float b) { return ::powf(a, b); }
-inline float fmod(float a, float b) { return ::fmodf(a, b); }
-inline float copysign(float a, float b) { return ::copysignf(a, b); }
-inline float ldexp(float a, int n) { return ::ldexpf(a, n); }
-inline float atan2(float a, float b) { return ::atan2f(a, b); }
-inline __attribute__((always_inline)) float fmin(float a, float b) { return ::fminf(a, b); }
-inline __attribute__((always_inline)) float fmax(float a, float b) { return ::fmaxf(a, b); }
+inline float pow(float a, float b) { return __builtin_powf(a, b); }
+inline float powr(float a, float b) { return __builtin_powf(a, b); }
+inline float fmod(float a, float b) { return __builtin_fmodf(a, b); }
+inline float copysign(float a, float b) { return __builtin_copysignf(a, b); }
+inline float ldexp(float a, int n) { return __builtin_ldexpf(a, n); }
+inline float atan2(float a, float b) { return __builtin_atan2f(a, b); }
+inline __attribute__((always_inline)) float fmin(float a, float b) { return __builtin_fminf(a, b); }
+inline __attribute__((always_inline)) float fmax(float a, float b) { return __builtin_fmaxf(a, b); }
 
 namespace fast {
 LILY_UNARIES
-inline float pow(float a, float b) { return ::powf(a, b); }
+inline float pow(float a, float b) { return __builtin_powf(a, b); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float divide(float a, float b) { return a / b; }
 }  // namespace fast
 namespace precise {
 LILY_UNARIES
-inline float pow(float a, float b) { return ::powf(a, b); }
+inline float pow(float a, float b) { return __builtin_powf(a, b); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float divide(float a, float b) { return a / b; }
 }  // namespace precise
@@ -80,7 +80,7 @@ inline __attribute__((always_inline)) T min(T a, T b) {
     for (int i = 0; i < lily_sim::VectorOf<T>::kCount; i++) a[i] = metal::min(a[i], b[i]);
     return a;
   } else if constexpr (std::is_same_v<T, float>) {
-    return ::fminf(a, b);
+    return __builtin_fminf(a, b);
   } else {
     return b < a ? b : a;
   }
@@ -91,7 +91,7 @@ inline __attribute__((always_inline)) T max(T a, T b) {
     for (int i = 0; i < lily_sim::VectorOf<T>::kCount; i++) a[i] = metal::max(a[i], b[i]);
     return a;
   } else if constexpr (std::is_same_v<T, float>) {
-    return ::fmaxf(a, b);
+    return __builtin_fmaxf(a, b);
   } else {
     return a < b ? b : a;
   }
@@ -103,7 +103,7 @@ inline __attribute__((always_inline)) T clamp(T x, T low, T high) {
 template <class T>
 inline __attribute__((always_inline)) T abs(T x) {
   if constexpr (std::is_same_v<T, float>)
-    return ::fabsf(x);
+    return __builtin_fabsf(x);
   else
     return x < T(0) ? T(-x) : x;
 }
