@@ -244,6 +244,7 @@ void define_selftest(nb::module_& m) {
       .def_prop_ro("info", [](NativeDevice& d) { return device_dict(d.get()->info()); })
       .def_prop_ro(
           "tile_map", [](NativeDevice& d) { return d.get()->traits().tile_map; }, "Whether it takes GPU forms of dispatches.")
+      .def_prop_ro("in_flight", [](NativeDevice& d) { return d.get()->in_flight(); })
       .def(
           "fail_at", [](NativeDevice& d, int step, int stage) { d.get()->fail_at(step, stage); }, "step"_a, "stage"_a)
       .def("run", &run, "dispatches"_a, "buffers"_a, "again"_a = false, "timed"_a = false, "timeout_seconds"_a = 60.0,

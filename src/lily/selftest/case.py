@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lily.affine import to_bf16
+from lily.affine import from_bf16, to_bf16
 from lily.selftest.contract import contracts, structs
-from lily.selftest.measure import Check
+from lily.selftest.measure import Check, Near, Rms, Rounded
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: The weight formats that a checkpoint may hold; the first is that of the released 4-bit ones.
 FORMATS = ("4g64", "8g64", "bf16", "2g32", "3g64", "4g32", "4g128", "5g128", "6g32", "8g32", "f16", "f32")
 EPS = 1e-6
+_WEIGHT_PARTS = (".codes", ".scales", ".biases")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Form:
     variant: str | None = None
     bits: bool = True
     gpu: bool = True  # only devices with a tile map have it
+    rounded: bool = False  # only where activations are bfloat16
 
 
 @dataclass
@@ -78,15 +80,25 @@ class Case:
                     total += self.arrays[name].nbytes * (2 if letter == "b" else 1)
         return total
 
+    def in_float32(self) -> Case:
+        """The same for a device that keeps activations in float32: only the order of sums may differ then."""
+        arrays = {
+            name: from_bf16(array) if array.dtype == np.uint16 and not name.endswith(_WEIGHT_PARTS) else array
+            for name, array in self.arrays.items()
+        }
+        checks = {name: Near(1e-4) if isinstance(check, Rms | Rounded) else check for name, check in self.checks.items()}
+        return replace(self, arrays=arrays, checks=checks)
+
 
 @dataclass(frozen=True)
 class Spec:
-    """A case by name; it is built when it runs. `real`: of the 35B model's widths, too large for the simulator."""
+    """A case by name; it is built when it runs. `real`: of the 35B model's widths; `slow`: many seconds on the simulator."""
 
     kernel: str
     shape: str
     build: Callable[[], Case]
     real: bool = False
+    slow: bool = False
 
     @property
     def name(self) -> str:

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lily._engine import native
+from lily.errors import GPUError
 from lily.selftest.case import Launch
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-#: Seconds after which a device that gives no answer counts as failed.
+#: Seconds after which a device that gives no answer counts as failed; the simulator is given ten times as many.
 TIMEOUT_SECONDS = 60.0
+
+
+class NoAnswerError(GPUError):
+    """The device did not end a submission in time, and may never."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class OpenDevice:
         with forced(kernels):
             self._native = native().selftest.Device(name)
         self.open_seconds = time.perf_counter() - begin
+        self.timeout_seconds = TIMEOUT_SECONDS * (10 if self.info["kind"] == "sim" else 1)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -55,13 +61,18 @@ class OpenDevice:
         names = list(dict.fromkeys(name for launch in launches for name in launch.buffers if name is not None))
         index = {name: i for i, name in enumerate(names)}
         with forced(self.kernels):
-            found = self._native.run(
-                [launch.to_dict(index) for launch in launches],
-                [np.ascontiguousarray(arrays[name]) for name in names],
-                again=again,
-                timed=timed,
-                timeout_seconds=TIMEOUT_SECONDS,
-            )
+            try:
+                found = self._native.run(
+                    [launch.to_dict(index) for launch in launches],
+                    [np.ascontiguousarray(arrays[name]) for name in names],
+                    again=again,
+                    timed=timed,
+                    timeout_seconds=self.timeout_seconds,
+                )
+            except GPUError as error:
+                if self._native.in_flight:
+                    raise NoAnswerError(str(error)) from None
+                raise
         written = {
             name: data.view(arrays[name].dtype).reshape(arrays[name].shape)
             for name, data in zip(names, found["buffers"], strict=True)
@@ -93,6 +104,11 @@ def forced(kernels: str | None) -> Iterator[None]:
             os.environ["LILY_KERNEL"] = before
 
 
+def user_kernels() -> str | None:
+    """What the user's own LILY_KERNEL forces: the device under test obeys it, the reference does not."""
+    return os.environ.get("LILY_KERNEL") or None
+
+
 def variants() -> dict[str, list[str]]:
     """Every kernel with a form for GPUs, and the variants of it that may be forced."""
     return {kernel: list(names) for kernel, names in native().selftest.variants().items()}
@@ -110,7 +126,7 @@ class Variants:
         self._open: dict[str, OpenDevice] = {}
 
     def get(self, variant: str) -> OpenDevice:
-        """`variant` is "kernel=name"."""
+        """`variant` is "kernel=name", or "*=instruction set" on the CPU."""
         kernels = setting(variant)
         if kernels not in self._open:
             self._open[kernels] = OpenDevice(self.name, kernels)
@@ -125,6 +141,8 @@ class Variants:
 def setting(variant: str) -> str:
     """The value of LILY_KERNEL, for many kernels together, that holds "kernel=name"."""
     kernel, name = variant.split("=")
+    if kernel == "*":
+        return variant  # an instruction set of the CPU
     table = {k: [v for v in names if v != "tensor"] for k, names in variants().items()}
     if name == "tensor":
         return ",".join(f"{k}=tensor" for k, names in variants().items() if "tensor" in names)

@@ -101,7 +101,12 @@ def gdn_scan(heads: Heads, T: int, position: int = 0) -> Case:
 
 def gated_norm_rows(heads: Heads, T: int) -> Case:
     rng = heads.rng
-    arrays = heads.layer | {"step": step(rows=T - 1), "o": normal(rng, T, heads.V, scale=0.1), "z": normal(rng, T, heads.V), "x": act_blank(T, heads.V)}
+    arrays = heads.layer | {
+        "step": step(rows=T - 1),
+        "o": normal(rng, T, heads.V, scale=0.1),
+        "z": normal(rng, T, heads.V),
+        "x": act_blank(T, heads.V),
+    }
     return Case(arrays, [Launch("gated_norm_rows", heads.args(), ["step", "o", "z", "norm", "x"], T, rows=T)], {"x": Rounded()})
 
 
@@ -124,10 +129,10 @@ def specs() -> Iterator[Spec]:
     real = (16, 32)
     name = str(Heads(*real))
     yield Spec("gdn_step", name, partial(_with, gdn_step, real), real=True)
-    yield Spec("conv_rows", f"256 rows, {name}", partial(_with, conv_rows, real, 256), real=True)
-    yield Spec("gdn_prepare_rows", f"256 rows, {name}", partial(_with, gdn_prepare_rows, real, 256), real=True)
-    yield Spec("gdn_scan", f"256 rows, {name}", partial(_with, gdn_scan, real, 256), real=True)
-    yield Spec("gated_norm_rows", f"256 rows, {name}", partial(_with, gated_norm_rows, real, 256), real=True)
+    yield Spec("conv_rows", f"256 rows, {name}", partial(_with, conv_rows, real, 256), real=True, slow=True)
+    yield Spec("gdn_prepare_rows", f"256 rows, {name}", partial(_with, gdn_prepare_rows, real, 256), real=True, slow=True)
+    yield Spec("gdn_scan", f"256 rows, {name}", partial(_with, gdn_scan, real, 256), real=True, slow=True)
+    yield Spec("gated_norm_rows", f"256 rows, {name}", partial(_with, gated_norm_rows, real, 256), real=True, slow=True)
 
 
 def _with(build: Any, shape: tuple[int, ...], *more: int) -> Case:

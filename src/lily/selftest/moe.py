@@ -107,7 +107,17 @@ def grouped(T: int, E: int, k: int, N: int, K: int, pair: bool, forms: tuple[str
 
     def launches(tile_rows: int) -> list[Launch]:
         args = make(
-            "LilyMoeRowsArgs", a=w[0].format, b=w[-1].format, K=K, N=N, E=E, k=k, a_stride=N, b_stride=N, by_slot=by_slot, tile_rows=tile_rows
+            "LilyMoeRowsArgs",
+            a=w[0].format,
+            b=w[-1].format,
+            K=K,
+            N=N,
+            E=E,
+            k=k,
+            a_stride=N,
+            b_stride=N,
+            by_slot=by_slot,
+            tile_rows=tile_rows,
         )
         buffers = ["offsets", "slot_row", "x", out, *parts, f"{tile_rows}.tiles", f"{tile_rows}.grids"]
         product = Launch(kernel, args, buffers, E * blocks(N, 64), rows=T, indirect=len(buffers) - 1)
@@ -154,6 +164,12 @@ def specs() -> Iterator[Spec]:
     yield Spec("moe_topk_rows", "512 rows, 8 of 256", partial(moe_topk_rows, 512, 256, 8), real=True)
     for n, kernel in enumerate(("moe_histogram", "moe_scan", "moe_scatter"), 1):  # more slots than 16 bits count
         yield Spec(kernel, "8200 rows, 8 of 256", partial(route, 8200, 256, 8, n, 32), real=True)
-    yield Spec("moe_gate_up_rows", "64 rows, 8 of 256, 512 x 2048", partial(grouped, 64, 256, 8, 512, 2048, True), real=True)
-    yield Spec("moe_gemm_rows", "64 rows by slot, 8 of 256, 2048 x 512", partial(grouped, 64, 256, 8, 2048, 512, False, by_slot=1), real=True)
+    yield Spec("moe_gate_up_rows", "64 rows, 8 of 256, 512 x 2048", partial(grouped, 64, 256, 8, 512, 2048, True), real=True, slow=True)
+    yield Spec(
+        "moe_gemm_rows",
+        "64 rows by slot, 8 of 256, 2048 x 512",
+        partial(grouped, 64, 256, 8, 2048, 512, False, by_slot=1),
+        real=True,
+        slow=True,
+    )
     yield Spec("moe_combine_rows", "512 rows x 8, 2048", partial(moe_combine_rows, 512, 8, 2048), real=True)
