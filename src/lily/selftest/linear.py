@@ -59,7 +59,12 @@ def gate_up_norm(inner: int, K: int, forms: tuple[str, str] = ("4g64", "4g64")) 
     return Case(arrays, [Launch("gate_up_norm", args, ["h", "ssq", "norm", "a", *gate, *up], blocks(inner))], {"a": NORMED_ROUNDED})
 
 
-TILES = ("tile16", "tile32", "tensor")
+def tiles(kernel: str) -> list[Form]:
+    """Both tiles give the same bits; tensor operations add in an order of their own and have no form for float32."""
+    return [
+        *(Form(n, variant=f"{kernel}={n}") for n in ("tile16", "tile32")),
+        Form("tensor", variant=f"{kernel}=tensor", bits=False, rounded=True),
+    ]
 
 
 def gemm(T: int, N: int, K: int, form: str = "4g64", kernel: str = "gemm", expand: bool = False) -> Case:
@@ -71,21 +76,13 @@ def gemm(T: int, N: int, K: int, form: str = "4g64", kernel: str = "gemm", expan
     w = weight(rng, N, K, form).add(arrays, "w")
     args = make("LilyGemmArgs", fmt=_format(form), K=K, N=N, ldy=N)
     launches = [Launch(kernel, args, ["step", "x", "y", *w], blocks(N, 64), rows=T)]
-    forms = [Form(name, variant=f"{kernel}={name}", bits=name != "tensor") for name in TILES]
+    forms = tiles(kernel)
     if expand:
         arrays["expanded"] = act_blank(N, K)
         whole = make("LilyGemmArgs", fmt={"kind": 1}, K=K, N=N, ldy=N)
-        forms.append(
-            Form(
-                "expanded first",
-                [
-                    Launch("expand_rows", args, [*w, "expanded"], N),
-                    Launch("gemm", whole, ["step", "x", "y", "expanded", None, None], blocks(N, 64), rows=T),
-                ],
-                gpu=False,
-                rounded=True,
-            )
-        )
+        first = Launch("expand_rows", args, [*w, "expanded"], N)
+        product = Launch("gemm", whole, ["step", "x", "y", "expanded", None, None], blocks(N, 64), rows=T)
+        forms.append(Form("expand", [first, product], "gemm=expand", rounded=True))
     return Case(arrays, launches, {"y": Near()}, forms=forms)
 
 
@@ -95,7 +92,7 @@ def gate_up_rows(T: int, N: int, K: int, forms: tuple[str, str] = ("4g64", "4g64
     gate, up = (weight(rng, N, K, form).add(arrays, name) for form, name in zip(forms, ("gate", "up"), strict=True))
     args = make("LilyGemmArgs", fmt=_format(forms[0]), up=_format(forms[1]), K=K, N=N)
     launch = Launch("gate_up_rows", args, ["step", "x", "a", *gate, *up], blocks(N, 64), rows=T)
-    return Case(arrays, [launch], {"a": PAIR}, forms=[Form(n, variant=f"gate_up_rows={n}", bits=n != "tensor") for n in TILES])
+    return Case(arrays, [launch], {"a": PAIR}, forms=tiles("gate_up_rows"))
 
 
 def swiglu_rows(T: int, N: int, per_token: int) -> Case:

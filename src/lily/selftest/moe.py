@@ -127,7 +127,9 @@ def grouped(T: int, E: int, k: int, N: int, K: int, pair: bool, forms: tuple[str
     checks: dict[str, Check] = {out: PAIR if pair else Near()}
     used = min(E, slots)
     moved = sum(_chosen_bytes(one.nbytes, E, used) for one in w) + arrays["x"].nbytes + arrays[out].nbytes
-    return Case(arrays, launches(16), checks, forms=[*tiles, Form("tensor", variant=f"{kernel}=tensor", bits=False)], bytes=moved)
+    return Case(
+        arrays, launches(16), checks, forms=[*tiles, Form("tensor", variant=f"{kernel}=tensor", bits=False, rounded=True)], bytes=moved
+    )
 
 
 def moe_combine_rows(T: int, k: int, H: int) -> Case:

@@ -46,6 +46,8 @@ def summary(report: Report) -> str:
         f"Device: {device['description']}; {device['isa']}, {device['threads']} threads, {device['memory_bytes'] / (1 << 30):.0f} GiB, {device['storage']}",
         f"{counts} of {len(rows)} rows in {report.seconds:.0f} s; the device opened in {report.open_seconds:.2f} s, its programs were made ready in {report.prepare_seconds:.2f} s",
     ]
+    if report.kernels:
+        lines.append(f"LILY_KERNEL={report.kernels}: no other forms are compared.")
     if report.interrupted:
         lines.append("Stopped before its end.")
     for row in report.having(FAILED):
@@ -80,6 +82,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "machine": machine(),
         "device": report.device,
         "options": {"quick": report.options.quick, "full": report.options.full, "kernels": list(report.options.kernels)},
+        "lily_kernel": report.kernels,
         "ok": report.ok,
         "interrupted": report.interrupted,
         "passed": len(report.having(PASSED)),

@@ -63,10 +63,11 @@ class Options:
 
 @dataclass
 class Report:
-    """What a run found so far; `interrupted`: it was stopped before its end."""
+    """What a run found so far. `kernels`: the user's LILY_KERNEL; `interrupted`: it was stopped before its end."""
 
     device: dict[str, Any]
     options: Options
+    kernels: str = ""
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
     open_seconds: float = 0.0
@@ -90,7 +91,7 @@ def run(
     """
     begin = time.perf_counter()
     device = _open(name)
-    report = Report(device.info, options, open_seconds=device.open_seconds)
+    report = Report(device.info, options, kernels=device.kernels or "", open_seconds=device.open_seconds)
     started(report)
     bench = Bench(device, report)
     try:
@@ -120,7 +121,6 @@ class Bench:
 
     def __init__(self, device: OpenDevice, report: Report) -> None:
         self.device, self.report = device, report
-        self.kind = str(device.info["kind"])
         self.float32 = device.info["storage"] == "float32"
         reference = "cpu:float32" if self.float32 else "cpu"
         # The CPU's own kernels are held against the portable ones.
@@ -177,6 +177,8 @@ class Bench:
         return row
 
     def _forms(self, case: Case) -> list[Form]:
+        if self.device.kernels:  # what the user forces need not have the bits of other forms
+            return []
         forms = [form for form in case.forms if (self.device.gpu or not form.gpu) and not (self.float32 and form.rounded)]
         return forms + [Form(isa, variant=f"*={isa}", gpu=False) for isa in self.others]
 
@@ -184,7 +186,7 @@ class Bench:
         return self.device if form.variant is None else self.variants.get(form.variant)
 
     def _run(self, device: OpenDevice, arrays: dict[str, Array], launches: Sequence[Launch]) -> Outcome:
-        real = self.kind != "sim"  # simulated time means nothing, and the simulator reports races by itself
+        real = not device.simulated  # simulated time means nothing, and the simulator reports races by itself
         found = device.run(arrays, launches, again=real, timed=real)
         self.report.prepare_seconds += found.prepare_seconds
         return found
@@ -200,7 +202,7 @@ class Bench:
             return "a form for GPUs; on the CPU attn_split does its work"
         if spec.real and self.report.options.quick:
             return REAL_IN_QUICK
-        if spec.slow and self.kind == "sim" and not self.report.options.full:
+        if spec.slow and self.device.simulated and not self.report.options.full:
             return SLOW_ON_SIM
         if self.silent_since:
             return f"the device has given no answer since {self.silent_since}"
@@ -211,7 +213,7 @@ class Bench:
         if self.silent_since:
             yield Row(model.NAME, "all", status=LEFT_OUT, text=f"the device has given no answer since {self.silent_since}")
             return
-        small = self.report.options.quick or (self.kind == "sim" and not self.report.options.full)
+        small = self.report.options.quick or bool(self.device.kernels) or (self.device.simulated and not self.report.options.full)
         checks = model.checks(str(self.device.info["name"]), gpu=self.device.gpu, small=small)
         for check in checks:
             try:
@@ -223,7 +225,9 @@ class Bench:
                 lacking = check.form == "tensor" and isinstance(error, DeviceError) and not isinstance(error, GPUError)
                 yield Row(model.NAME, check.what, check.form, LEFT_OUT if lacking else FAILED, text=_text(error))
         if small:
-            why = "by --quick" if self.report.options.quick else "minutes on the simulator; --full runs them"
+            why = "minutes on the simulator; --full runs them"
+            if self.report.options.quick or self.device.kernels:
+                why = "by --quick" if self.report.options.quick else "LILY_KERNEL forces a form"
             yield Row(model.NAME, "a long prompt, the unfused plan and every variant", status=LEFT_OUT, text=why)
 
     def close(self) -> None:
