@@ -144,13 +144,13 @@ def test_on_a_mac_the_version_of_the_system_and_the_chip_are_named(monkeypatch):
     monkeypatch.setattr(platform, "mac_ver", lambda: ("13.6.1", ("", "", ""), "arm64"))
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: subprocess.CompletedProcess(args, 0, stdout="Apple M1 Pro\n"))
-    assert _engine._machine().endswith("on macOS 13.6.1, arm64 (Apple M1 Pro)")
+    assert _engine.machine().endswith("on macOS 13.6.1, arm64 (Apple M1 Pro)")
 
     def absent(*args, **options):
         raise FileNotFoundError
 
     monkeypatch.setattr(subprocess, "run", absent)
-    assert _engine._machine().endswith("on macOS 13.6.1, arm64 (unknown chip)")
+    assert _engine.machine().endswith("on macOS 13.6.1, arm64 (unknown chip)")
 
 
 def test_importing_and_planning_without_the_extension(tmp_path):

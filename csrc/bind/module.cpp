@@ -9,6 +9,7 @@
 #include "bind/convert.hpp"
 #include "bind/errors.hpp"
 #include "bind/limits.hpp"
+#include "bind/selftest.hpp"
 #include "bind/session_io.hpp"
 #include "bind/testing.hpp"
 #include "bind/types.hpp"
@@ -262,4 +263,5 @@ NB_MODULE(_native, m) {
   define_limits(m);
   define_clock(m);
   define_testing(m);
+  define_selftest(m);
 }

@@ -89,14 +89,17 @@ kernel void attn_rows(constant LilyStep& step [[buffer(0)]], device const act* q
       float m = minus_infinity(), l = 0.0f;
       simdgroup_matrix<float, 8, 8> o[TILES];
       LILY_UNROLL for (uint j = 0; j < TILES; j++) o[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      if (from != 0u) {
-        device const float* ml = ml_part + (ulong(self.row) * args.Hq + self.head) * 2u;
-        m = ml[0];
-        l = ml[1];
+      if (from != 0u) {  // pairs past the end begin anew: what the last one handed on, it overwrites
+        if (begin + mine < pairs) {
+          device const float* ml = ml_part + (ulong(self.row) * args.Hq + self.head) * 2u;
+          m = ml[0];
+          l = ml[1];
+        }
         LILY_UNROLL for (uint j = 0; j < TILES; j += 4u) {
           for (uint i = lane; i < 256u; i += 32u) {
-            const Pair p = pair_at(begin + p0 + i / 32u, pairs, group.y, heads);
-            own[i / 32u * 36u + i % 32u] = o_part[(ulong(p.row) * args.Hq + p.head) * D + side * (D / 2u) + 8u * j + i % 32u];
+            const uint pair = begin + p0 + i / 32u;
+            const Pair p = pair_at(pair, pairs, group.y, heads);
+            own[i / 32u * 36u + i % 32u] = pair < pairs ? o_part[(ulong(p.row) * args.Hq + p.head) * D + side * (D / 2u) + 8u * j + i % 32u] : 0.0f;
           }
           simdgroup_barrier(mem_flags::mem_threadgroup);
           LILY_UNROLL for (uint c = 0; c < 4u; c++) simdgroup_load(o[j + c], own + 8u * c, 36);
@@ -176,6 +179,7 @@ kernel void attn_rows(constant LilyStep& step [[buffer(0)]], device const act* q
       }
 
       const bool done = last_key < stop;
+      simdgroup_barrier(mem_flags::mem_device);  // all eight lanes have read what one of them writes
       if (!done && lane % 8u == 0u && begin + mine < pairs) {
         device float* ml = ml_part + (ulong(self.row) * args.Hq + self.head) * 2u;
         ml[0] = m;

@@ -28,13 +28,13 @@ def native() -> Any:
     """The extension module, or a `DeviceError` that says why it did not load and where."""
     if _native is None:
         raise errors.DeviceError(
-            f"the native extension of lily could not be loaded: {_reason}. This is {_machine()}; Lily's wheels need {_NEEDED}. "
+            f"the native extension of lily could not be loaded: {_reason}. This is {machine()}; Lily's wheels need {_NEEDED}. "
             "On such a machine reinstall with `pip install --force-reinstall lily-inference`, elsewhere from source with a C++ compiler"
         ) from _reason
     return _native
 
 
-def _machine() -> str:
+def machine() -> str:
     """Python, operating system and chip, each with its version where it has one."""
     import platform
     import subprocess

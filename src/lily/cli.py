@@ -15,6 +15,7 @@ import lily
 from lily import cli_serve
 from lily.bench.cli import bench
 from lily.errors import LilyError
+from lily.selftest.cli import selftest
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -214,6 +215,7 @@ def eval_command(model: str, text: str, against: str, device: str, positions: in
 
 
 cli.add_command(bench)
+cli.add_command(selftest)
 
 
 @cli.command()

@@ -4,64 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-CONSTANTS: dict[str, int] = {}
+from lily.selftest.contract import contracts, make, step, structs
 
-
-@lru_cache
-def structs() -> dict[str, type]:
-    """Every struct of args.h as a ctypes.Structure."""
-    text = (ROOT / "metal/include/args.h").read_text()
-    for name, value in re.findall(r"#define (LILY_\w+) (\d+)u?\b", text):
-        CONSTANTS[name] = int(value)
-    text = re.sub(r"//[^\n]*", "", text)
-    found: dict[str, type] = {}
-    basic = {"uint32_t": ctypes.c_uint32, "float": ctypes.c_float}
-    for body, name in re.findall(r"typedef struct \{(.*?)\}\s*(\w+);", text, re.S):
-        fields = []
-        for declaration in body.split(";"):
-            declaration = declaration.strip()
-            if not declaration:
-                continue
-            kind, rest = declaration.split(None, 1)
-            base = basic.get(kind) or found[kind]
-            for item in rest.split(","):
-                m = re.fullmatch(r"\s*(\w+)(?:\[(\w+)\])?\s*", item)
-                count = m[2] and (CONSTANTS.get(m[2]) or int(m[2]))
-                fields.append((m[1], base * count if count else base))
-        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
-    return found
-
-
-def make(name: str, **values):
-    """A struct of args.h; nested structs are given as dicts, arrays as lists."""
-    s = structs()[name]()
-    for key, value in values.items():
-        field = getattr(s, key)
-        if isinstance(field, ctypes.Structure):
-            for k, v in value.items():
-                setattr(field, k, v)
-        elif isinstance(field, ctypes.Array):
-            for i, v in enumerate(value):
-                if isinstance(v, dict):
-                    for k, w in v.items():
-                        setattr(field[i], k, w)
-                else:
-                    field[i] = v
-        else:
-            assert key in dict(s._fields_), key
-            setattr(s, key, value)
-    return s
-
-
-def step(**values) -> np.ndarray:
-    return np.frombuffer(bytes(make("LilyStep", **values)), np.uint8).copy()
+__all__ = ["make", "step", "structs"]
 
 
 def bf16(x) -> np.ndarray:
@@ -85,26 +34,6 @@ def act(x, storage: str) -> np.ndarray:
 
 def act_values(buffer: np.ndarray) -> np.ndarray:
     return from_bf16(buffer) if buffer.dtype == np.uint16 else buffer
-
-
-@lru_cache
-def contracts() -> dict[str, str]:
-    """The access of each buffer of each kernel as args.h states it: r, w, or b for both."""
-    text = (ROOT / "metal/include/args.h").read_text()
-    found: dict[str, str] = {}
-    for block in re.split(r"\n(?!//)", text):
-        text = " ".join(re.sub(r"^//", "", block.strip(), flags=re.M).split())
-        for name, body in re.findall(r"(\w+): (0 .*?)(?=\w+: 0 |\Z)", text):
-            body = body.split("grid:")[0]
-            access, at = "", 0
-            for m in re.finditer(r"(?:^|(?<=, ))(\d+)(?:-(\d+)|\.\.? \d+\+(\d+)|\+3s:)? ?(.*?)(?=, \d+[ .\-+]|\Z)", body):
-                if int(m[1]) != at:
-                    continue
-                letter = "b" if "(rw" in m[4] else "w" if "(w" in m[4] else "r"
-                count = int(m[2]) - at + 1 if m[2] else int(m[3]) if m[3] else 1
-                access, at = access + letter * count, at + count
-            found[name] = access
-    return found
 
 
 @lru_cache
