@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 #: What uses it: a run of other files alone builds nothing.
-_USERS = ("tests", "kernels", "metal", "test_sim")
+_USERS = ("tests", "kernels", "metal", "test_sim", "test_metal")
 
 
 def pytest_configure(config) -> None:

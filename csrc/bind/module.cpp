@@ -12,6 +12,8 @@
 #include "bind/session_io.hpp"
 #include "bind/testing.hpp"
 #include "bind/types.hpp"
+#include "device/metal/metal_device.hpp"
+#include "device/metal/sources.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -243,6 +245,8 @@ NB_MODULE(_native, m) {
     for (const auto& info : lily::list_devices()) list.append(device_dict(info));
     return list;
   });
+  m.def("set_kernel_root", &lily::metal::set_kernel_root, "folder"_a, "Where the Metal device finds its kernel sources.");
+  m.def("metal_missing", &lily::metal_missing, "Why there is no Metal device here; empty when there is one.");
   m.def(
       "plan",
       [](nb::dict spec, nb::list weights, const std::string& device) {

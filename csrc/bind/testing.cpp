@@ -7,6 +7,7 @@
 
 #include "bind/types.hpp"
 #include "device/cpu/cpu_device.hpp"
+#include "device/metal/tensor_choice.hpp"
 #include "device/sim/sim_library.hpp"
 
 namespace nb = nanobind;
@@ -172,6 +173,13 @@ void define_testing(nb::module_& m) {
   t.def("fail_at", [](NativeModel& m, int step, int stage) { m.get()->device()->fail_at(step, stage); }, "model"_a, "step"_a, "stage"_a);
   t.def("run_sim", &run_sim, "name"_a, "storage"_a, "args"_a, "buffers"_a, "access"_a, "groups"_a, "rows"_a, "indirect"_a = -1, "variant"_a = "", "seed"_a = 0);
   t.def("launch_kernels", &launch_kernels);
+  t.def("forget_tensor_choice", &metal::forget_tensor_choice);
+  t.def("metal_bytes", &metal::process_bytes, "What the models of this process hold on their GPUs.");
+  t.def("metal_sources", [](bool float32) {
+    nb::list out;
+    for (const metal::KernelSource& s : metal::load_sources(float32)) out.append(nb::make_tuple(s.name, s.text, s.functions, s.tensor));
+    return out;
+  }, "float32"_a = false, "The kernel sources as Apple's compiler is given them: (name, text, functions, whether they need tensor operations).");
   t.def("set_schedule", [](NativeModel& m, const std::string& text) { m.get()->set_schedule(Schedule::parse(text)); }, "model"_a, "schedule"_a);
   t.def("set_regular_snapshots", [](NativeModel& m, bool on) { m.get()->set_regular_snapshots(on); }, "model"_a, "on"_a);
   t.def("trace", &trace, "model"_a, "ids"_a);

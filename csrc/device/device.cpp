@@ -1,7 +1,11 @@
 #include "device/device.hpp"
 
+#include <unordered_map>
+
 #include "base/error.hpp"
+#include "base/mapped_file.hpp"
 #include "device/cpu/cpu_device.hpp"
+#include "device/metal/metal_device.hpp"
 #include "device/shader/launch.hpp"
 #include "device/sim/sim_device.hpp"
 
@@ -34,14 +38,42 @@ void Ticket::finish(Status status, int stage, std::string log) {
   changed_.notify_all();
 }
 
-DevicePtr open_device(const std::string& name) {
-  if (name == "auto" || name == "cpu") return make_cpu_device(DType::bf16);
+std::vector<Binding> Device::load(const std::vector<FileRange>& ranges, const LoadProgress& progress) {
+  std::unordered_map<std::string, std::shared_ptr<MappedFile>> files;
+  std::vector<Binding> bindings;
+  uint64_t done = 0, reported = 0;
+  for (const FileRange& r : ranges) {
+    auto& file = files[r.file];
+    if (!file) file = MappedFile::open(r.file, r.file_bytes);
+    bindings.push_back({wrap(file->data() + r.offset, r.bytes, file), 0});
+    done += r.bytes;
+    if (progress && done - reported > (64u << 20)) progress(reported = done);
+  }
+  return bindings;
+}
+
+namespace {
+
+// A stand-in for Metal, there for tests only, is never chosen unasked.
+std::string default_device() {
+#if defined(__APPLE__)
+  if (!metal_device_infos().empty()) return "metal";
+#endif
+  return "cpu";
+}
+
+}  // namespace
+
+DevicePtr open_device(const std::string& asked) {
+  const std::string name = asked == "auto" ? default_device() : asked;
+  if (name == "cpu") return make_cpu_device(DType::bf16);
   if (name == "cpu:float32") return make_cpu_device(DType::f32);
   if (name == "sim") return make_sim_device(DType::bf16);
   if (name == "sim:float32") return make_sim_device(DType::f32);
-  if (name == "metal") throw DeviceError("device 'metal' is not available: this build has no Metal device; use device='cpu'");
+  if (name == "metal") return make_metal_device(DType::bf16);
+  if (name == "metal:float32") return make_metal_device(DType::f32);
   if (name == "cuda") throw DeviceError("device 'cuda' is not available: this build has no CUDA device; use device='cpu'");
-  throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, cpu:float32, sim, sim:float32");
+  throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, cpu:float32, metal, metal:float32, sim, sim:float32");
 }
 
 // 32 blocks of 256 keys bound a dispatch: 2,048 rows meet 8,192 keys in it, tens of milliseconds on the smallest GPU.
@@ -57,12 +89,15 @@ DeviceTraits gpu_traits() {
 DeviceTraits device_traits(const std::string& name) {
   const std::string kind = name.substr(0, name.find(':'));
   if (kind == "metal" || kind == "sim" || kind == "cuda") return gpu_traits();
-  if (kind == "cpu" || kind == "auto") return {};
+  if (kind == "auto") return device_traits(default_device());
+  if (kind == "cpu") return {};
   throw DeviceError("unknown device '" + name + "', expected one of: auto, cpu, metal, sim, cuda");
 }
 
 std::vector<DeviceInfo> list_devices() {
   std::vector<DeviceInfo> found{cpu_device_info(DType::bf16), cpu_device_info(DType::f32)};
+  const std::vector<DeviceInfo> metal = metal_device_infos();
+  found.insert(default_device() == "metal" ? found.begin() : found.end(), metal.begin(), metal.end());
   if (sim_device_configured()) found.insert(found.end(), {sim_device_info(DType::bf16), sim_device_info(DType::f32)});
   return found;
 }

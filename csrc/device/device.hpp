@@ -21,6 +21,7 @@ class Buffer {
   virtual ~Buffer() = default;
   virtual uint8_t* host() = 0;
   virtual uint64_t bytes() const = 0;
+  virtual void* handle() { return nullptr; }  // what the device knows it by, where that is not its address
 };
 using BufferPtr = std::shared_ptr<Buffer>;
 
@@ -56,6 +57,13 @@ class Ticket {
 };
 using TicketPtr = std::shared_ptr<Ticket>;
 
+// Bytes of a file, as a checked safetensors header promised them.
+struct FileRange {
+  std::string file;
+  uint64_t file_bytes = 0, offset = 0, bytes = 0;
+};
+using LoadProgress = std::function<void(uint64_t)>;  // bytes read so far; may throw to stop
+
 // A program made ready for one device: kernels looked up, arguments laid out.
 class Prepared {
  public:
@@ -74,7 +82,8 @@ struct Submission {
 struct DeviceInfo {
   std::string name, kind, description, isa, storage;
   int threads = 0;
-  uint64_t memory_bytes = 0;
+  uint64_t memory_bytes = 0;  // that models may use
+  std::string advice;         // how a user gets more of it, where there is a way
 };
 
 // Called on the device's thread after each submission that ran, with the seconds of its stages.
@@ -105,6 +114,8 @@ class Device {
   virtual DeviceTraits traits() const { return {}; }
   virtual BufferPtr allocate(uint64_t bytes) = 0;         // contents undefined; OutOfMemoryError
   virtual BufferPtr wrap(const uint8_t* data, uint64_t bytes, std::shared_ptr<void> owner) = 0;  // read-only weights in mapped memory
+  // Weights of a checkpoint, in the layout that this device reads; a mapping of the file where the device reads host memory.
+  virtual std::vector<Binding> load(const std::vector<FileRange>& ranges, const LoadProgress& progress);
   virtual PreparedPtr prepare(std::vector<Dispatch> dispatches, Stages stages) = 0;
   virtual TicketPtr submit(Submission submission) = 0;
   virtual int in_flight() const = 0;
@@ -116,7 +127,7 @@ class Device {
 };
 using DevicePtr = std::shared_ptr<Device>;
 
-// "auto", "cpu", "cpu:float32", "sim", "sim:float32"; DeviceError for a device that this build or machine lacks.
+// "auto", "cpu", "cpu:float32", "metal", "metal:float32", "sim", "sim:float32"; DeviceError for a device that this build or machine lacks.
 DevicePtr open_device(const std::string& name);
 std::vector<DeviceInfo> list_devices();
 

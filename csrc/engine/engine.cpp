@@ -27,7 +27,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   uint64_t least = m.weights.bytes() + 3 * m.state.bytes + 4 * LILY_KV_BLOCK * m.kv_bytes_per_token() + e->record({ProgramKey::prefill, 16}, e->policy_).workspace_bytes();
   if (least > limit)
     throw OutOfMemoryError("the model does not fit in the memory limit of " + std::to_string(limit) + " bytes", least, limit,
-                           "raise memory_limit, or load a smaller or more strongly quantised checkpoint");
+                           (memory_limit ? "raise memory_limit, or " : "") + std::string("load a smaller or more strongly quantised checkpoint") + e->device_->info().advice);
   e->budget_->reserve(MemoryKind::weights, m.weights.bytes());
   auto fixed = std::make_shared<Bindings>(m.use.step);  // weights have the first symbols
   m.weights.load(*e->device_, *fixed, [&](uint64_t done, uint64_t total) {
@@ -62,7 +62,9 @@ void Engine::set_chunk(uint32_t rows) {
   chunk_ = rows;
 }
 
-uint32_t Engine::cut_context(uint32_t tokens) const { return policy_.traits.key_blocks * LILY_KV_BLOCK * attention_parts(policy_.traits, tokens); }
+uint32_t Engine::cut_context(uint32_t rows, uint32_t tokens) const {
+  return dispatch_key_blocks(policy_.traits, rows) * LILY_KV_BLOCK * attention_parts(policy_.traits, rows, tokens);
+}
 
 uint32_t Engine::fitting_chunk(size_t tokens, size_t rows) {
   std::lock_guard lock(mutex_);
@@ -73,8 +75,8 @@ uint32_t Engine::fitting_chunk(size_t tokens, size_t rows) {
   const uint64_t kept = request + 3 * model_->state.bytes + (arenas > grown ? arenas - grown : 0);
   uint32_t chunk = chunk_;
   for (; chunk > 16; chunk = (chunk + 1) / 2) {
-    const uint64_t held = workspace_ ? workspace_->bytes() : 0, needed =
-        ready({ProgramKey::prefill, row_bucket(uint32_t(std::min<size_t>(rows, chunk)), chunk), false, cut_context(uint32_t(tokens + rows))}).workspace;
+    const uint32_t bucket = row_bucket(uint32_t(std::min<size_t>(rows, chunk)), chunk);
+    const uint64_t held = workspace_ ? workspace_->bytes() : 0, needed = ready({ProgramKey::prefill, bucket, false, cut_context(bucket, uint32_t(tokens + rows))}).workspace;
     if (needed <= held || needed - held + kept <= budget_->limit() - budget_->used()) break;
   }
   return chunk;
@@ -146,7 +148,7 @@ TicketPtr Engine::submit(const ProgramKey& asked, const std::vector<Bound>& boun
     SplitPlan split = split_plan(key.rows);
     key.rows = split.n_splits * split.blocks_per_split * LILY_KV_BLOCK;
   }
-  if (key.kind == ProgramKey::prefill) key.context = cut_context(key.context);
+  if (key.kind == ProgramKey::prefill) key.context = cut_context(key.rows, key.context);
   const Ready& program = ready(key);
   // A larger workspace replaces the smaller one; submissions in flight keep theirs alive, and nothing in it outlives a submission.
   if (!workspace_ || workspace_->bytes() < program.workspace) {

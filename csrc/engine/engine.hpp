@@ -97,7 +97,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     uint64_t workspace;
   };
   void refuse_fork() const;
-  uint32_t cut_context(uint32_t tokens) const;  // one value, and so one program, for all contexts whose prefill attention is cut alike
+  uint32_t cut_context(uint32_t rows, uint32_t tokens) const;  // one value, and so one program, for all contexts whose prefill attention is cut alike
   bool make_room();
   BindingSet bind() const;
   const Ready& ready(const ProgramKey& key);

@@ -13,6 +13,7 @@ class CountedBuffer : public Buffer {
   ~CountedBuffer() override { budget_->release(kind_, inner_->bytes()); }
   uint8_t* host() override { return inner_->host(); }
   uint64_t bytes() const override { return inner_->bytes(); }
+  void* handle() override { return inner_->handle(); }
 
  private:
   BufferPtr inner_;

@@ -1,5 +1,6 @@
 #include "model/weights.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -172,31 +173,33 @@ BufferPtr convert(Device& device, const WeightSource& s, const uint8_t* data, in
 }  // namespace
 
 void WeightTable::load(Device& device, Bindings& bindings, const std::function<void(uint64_t, uint64_t)>& progress) const {
-  std::unordered_map<std::string, std::shared_ptr<MappedFile>> files;
-  auto open = [&](const PartSource& p) {
-    auto& file = files[p.file];
-    if (!file) file = MappedFile::open(p.file, p.file_bytes);
-    return file;
-  };
-  uint64_t done = 0, reported = 0;
   static const char* kParts[3] = {"weight", "scales", "biases"};
+  std::vector<FileRange> ranges;
+  std::vector<Symbol> symbols;
   for (const Entry& e : entries_) {
     if (e.source.parts.empty()) throw CheckpointError(e.source.name, "no data", "a file range");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && e.source.linear; i++) {
       if (e.symbols[i] == kNoSymbol) continue;
       const PartSource& p = e.source.parts.at(kParts[i]);
-      auto file = open(p);
-      const uint8_t* data = file->data() + p.offset;
-      if (e.source.linear) {
-        bindings[e.symbols[i]] = {device.wrap(data, p.bytes, file), 0};
-      } else {
-        using T = Entry::Transform;
-        bindings[e.symbols[i]] = {convert(device, e.source, data, e.transform == T::taps_first, e.transform == T::negative_exp, e.transform == T::add_one), 0};
-      }
-      done += p.bytes;
+      ranges.push_back({p.file, p.file_bytes, p.offset, p.bytes});
+      symbols.push_back(e.symbols[i]);
     }
-    if (progress && (done - reported > (64u << 20) || &e == &entries_.back())) progress(reported = done, std::max(done, bytes_));
   }
+  std::vector<Binding> loaded = device.load(ranges, [&](uint64_t done) {
+    if (progress) progress(std::min(done, bytes_), bytes_);
+  });
+  for (size_t i = 0; i < symbols.size(); i++) bindings[symbols[i]] = std::move(loaded[i]);
+
+  std::unordered_map<std::string, std::shared_ptr<MappedFile>> files;
+  for (const Entry& e : entries_) {
+    if (e.source.linear) continue;
+    using T = Entry::Transform;
+    const PartSource& p = e.source.parts.at("weight");
+    auto& file = files[p.file];
+    if (!file) file = MappedFile::open(p.file, p.file_bytes);
+    bindings[e.symbols[0]] = {convert(device, e.source, file->data() + p.offset, e.transform == T::taps_first, e.transform == T::negative_exp, e.transform == T::add_one), 0};
+  }
+  if (progress) progress(bytes_, bytes_);
 }
 
 }  // namespace lily

@@ -50,9 +50,13 @@ SplitPlan split_plan(uint32_t context_tokens) {
   return {LILY_MAX_SPLITS, bucket / LILY_MAX_SPLITS};
 }
 
-uint32_t attention_parts(const DeviceTraits& traits, uint32_t context) {
+uint32_t dispatch_key_blocks(const DeviceTraits& traits, uint32_t rows) {
+  return rows <= 2048 || !traits.key_blocks ? traits.key_blocks : std::max<uint32_t>(1, uint32_t(uint64_t(traits.key_blocks) * 2048 / rows));
+}
+
+uint32_t attention_parts(const DeviceTraits& traits, uint32_t rows, uint32_t context) {
   if (!traits.key_blocks) return 1;
-  return std::bit_ceil(std::max<uint32_t>(1, blocks(context, traits.key_blocks * LILY_KV_BLOCK)));
+  return std::bit_ceil(std::max<uint32_t>(1, blocks(context, dispatch_key_blocks(traits, rows) * LILY_KV_BLOCK)));
 }
 
 void attention_step(Recorder& r, const BufferUse& step, const std::string& label, const AttentionShape& m, const AttentionWeights& w, const Vector& norm, const KvUse& kv,
@@ -108,8 +112,8 @@ void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, cons
   gemm(r, t, label + ".v_proj", x, qkv, w.v, m.row(), qd + kd);
   auto record_attention = [&](const BufferUse& gate, const Slot& out) {
     std::vector<BufferUse> uses{t.step, q.read(), gate, kv.blocks(), kv.read_k(), kv.read_v(), out.write()};
-    const uint32_t parts = attention_parts(r.policy.traits, context);
-    a.key_blocks = r.policy.traits.key_blocks;
+    const uint32_t parts = attention_parts(r.policy.traits, t.rows, context);
+    a.key_blocks = dispatch_key_blocks(r.policy.traits, t.rows);
     if (parts > 1) {
       uses[6] = out.update();  // each part writes the rows whose own position it meets
       uses.push_back(r.floats("attn_rows_o", T * m.Hq * m.D).update());

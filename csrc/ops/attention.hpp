@@ -36,6 +36,8 @@ void attention_step(Recorder& r, const BufferUse& step, const std::string& label
 // `context`: tokens that the last row may see, for devices that cut the chunk's attention by keys (attention_parts dispatches).
 void attention_rows(Recorder& r, const RowsOf& t, const std::string& label, const AttentionShape& shape, const AttentionWeights& w, const KvUse& kv, uint32_t context, const Slot& x,
                     const Slot& h);
-uint32_t attention_parts(const DeviceTraits& traits, uint32_t context);  // a power of two
+// A chunk of many rows meets fewer key blocks in one dispatch, so that it takes no longer than one of 2,048 rows.
+uint32_t dispatch_key_blocks(const DeviceTraits& traits, uint32_t rows);
+uint32_t attention_parts(const DeviceTraits& traits, uint32_t rows, uint32_t context);  // a power of two
 
 }  // namespace lily

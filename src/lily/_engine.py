@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from lily import errors
+from lily.kernel_folder import kernel_folder
 
 # The tags of the wheels; .ci/check_wheels.py compares them with what is inside.
 _NEEDED = "Linux on x86-64 or arm64 with glibc 2.28 or later, or macOS 14 or later on Apple silicon, and Python 3.10 or later"
@@ -19,6 +20,8 @@ except ImportError as error:
     _reason = error
 else:
     _native.set_exceptions({name: getattr(errors, name) for name in errors.__all__})
+    if _kernels := kernel_folder():
+        _native.set_kernel_root(str(_kernels))
 
 
 def native() -> Any:

@@ -10,7 +10,8 @@ from lily._engine import native
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device that `from_pretrained(device=name)` accepts. `storage` is the type of activations kept in memory.
+    """A device that `from_pretrained(device=name)` accepts. `storage` is the type of activations kept in memory; `threads` is 0 for a GPU, and
+    `memory_bytes` what models may use: all of the machine's on a CPU, the working set that macOS recommends on a GPU.
 
     >>> import lily
     >>> lily.devices()[0].memory_bytes > 0
@@ -26,8 +27,8 @@ class DeviceInfo:
     storage: str
 
     def __str__(self) -> str:
-        size = f"{self.memory_bytes / (1 << 30):.0f} GiB"
-        return f"{self.name}: {self.description} ({self.isa}, {self.threads} threads, {size}, {self.storage})"
+        threads = f"{self.threads} threads, " if self.threads else ""
+        return f"{self.name}: {self.description} ({self.isa}, {threads}{self.memory_bytes / (1 << 30):.0f} GiB, {self.storage})"
 
 
 def devices() -> list[DeviceInfo]:

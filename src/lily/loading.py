@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from lily._engine import native
+from lily.device import device_info
 from lily.errors import CheckpointError, DeviceError
 from lily.progress import check_progress
 
@@ -13,7 +15,15 @@ if TYPE_CHECKING:
     from lily.tokenizer import Tokenizer
 
 
+_log = logging.getLogger(__name__)
 _MAX_BYTES = 2**63 - 1
+
+
+def open_engine(spec: Any, weights: Any, device: str, max_context: int, memory_limit: int | None, report: Any) -> Any:
+    """The engine's model. What it runs on, and what the device decided about itself, goes to the log."""
+    engine = native().Model(spec, weights, device, max_context, memory_limit, report)
+    _log.info("running on %s", device_info(engine.device))
+    return engine
 
 
 def check_options(*, device: Any, max_context: Any, memory_limit: Any, quantize: Any, refresh: Any, progress: Any) -> None:
@@ -33,7 +43,8 @@ def check_options(*, device: Any, max_context: Any, memory_limit: Any, quantize:
         raise TypeError(f"device is {device!r}, expected a name such as 'auto' or 'cpu'")
     known = ["auto", *(entry["name"] for entry in native().devices())]
     if device not in known:
-        raise DeviceError(f"device {device!r} is not available here, expected one of: {', '.join(known)}")
+        reason = native().metal_missing() if device.split(":")[0] == "metal" else ""
+        raise DeviceError(f"device {device!r} is not available here{f' ({reason})' if reason else ''}, expected one of: {', '.join(known)}")
 
 
 def check_positive(name: str, value: int | None) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from lily import hub
-from lily._engine import native
 from lily.asynchronous import AsyncMethods
 from lily.chat import ChatMethods
 from lily.config import ModelConfig, read_json
 from lily.device import DeviceInfo, device_info
 from lily.errors import TemplateError
 from lily.generation import Run, collect
-from lily.loading import check_options, check_vocabulary
+from lily.loading import check_options, check_vocabulary, open_engine
 from lily.profile import ProfileMethods
 from lily.progress import Progress, Report, reporting
 from lily.prompts import is_batch, to_ids
@@ -119,7 +118,7 @@ class Model(ChatMethods, AsyncMethods, ProfileMethods):
         check_vocabulary(parts["tokenizer"], config)
         limit = max_context if max_context is not None else config.max_context
         with reporting(progress) as report, staged(weights, quantize=quantize, memory_limit=memory_limit, report=report) as ready:
-            engine = native().Model(config.spec(), ready, device, limit, memory_limit, report)
+            engine = open_engine(config.spec(), ready, device, limit, memory_limit, report)
         model = cls._from_native(engine, **parts)
         model._directory, model._quantize = directory, quantize
         return model

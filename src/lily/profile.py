@@ -163,8 +163,8 @@ class ProfileMethods:
     def profile(self, prompt: Prompt, *, steps: int = 32) -> Profile:
         """Read `prompt` and generate `steps` tokens greedily, twice, and time every stage of the second run.
 
-        Times are of the programs as they always run; the clock costs less than a microsecond a stage. Other requests that run
-        meanwhile are counted too. Raises `ValueError` for fewer than one step, `ContextOverflowError`, and `DeviceError` on a device that does not time
+        Times are of the programs as they always run; the clock costs less than a microsecond a stage. On a GPU they are the GPU's own, and each stage
+        is a command buffer by itself: its start is in its time. Other requests that run meanwhile are counted too. Raises `ValueError` for fewer than one step, `ContextOverflowError`, and `DeviceError` on a device that does not time
         its stages.
 
         >>> import lily

@@ -13,7 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RUNTIME = ["fiber", "runtime", "sandbox", "checker", "traffic", "hooks", "abi", "lines", "constants", "matrix", "bf16"]
+RUNTIME = [
+    "fiber",
+    "runtime",
+    "sandbox",
+    "checker",
+    "traffic",
+    "hooks",
+    "abi",
+    "lines",
+    "constants",
+    "matrix",
+    "bf16",
+    "standin",
+    "standin_gpu",
+]
 STORAGES = {"bfloat16": [], "float32": ["-DLILY_STORAGE_FLOAT32"]}
 
 
@@ -129,7 +143,9 @@ def build(
     version = subprocess.run([*clang, "--version"], capture_output=True, text=True).stdout
     common = common_flags()
     shim = [p.read_bytes() for p in sorted((HERE / "shim").rglob("*")) if p.is_file()]
-    headers = [p.read_bytes() for p in sorted(HERE.glob("*.hpp"))] + [(HERE.parents[1] / "csrc/device/shader/sim_abi.h").read_bytes()]
+    csrc = HERE.parents[1] / "csrc"
+    shared = [csrc / "device/shader/sim_abi.h", csrc / "device/metal/messages.hpp", csrc / "device/metal/messages.inc"]
+    headers = [p.read_bytes() for p in [*sorted(HERE.glob("*.hpp")), *shared]]
 
     work: list[tuple[list[str], Path, Path]] = []
     objects: list[Path] = []
@@ -143,7 +159,7 @@ def build(
 
     for name in RUNTIME:
         source = HERE / f"{name}.cpp"
-        add(name, source, source.read_bytes(), [*common, "-O2"], headers + (shim if name == "matrix" else []))
+        add(name, source, source.read_bytes(), [*common, "-O2", "-I", str(csrc)], headers + (shim if name == "matrix" else []))
     for path in kernels if kernels is not None else msl.kernel_files():
         text = msl.rewrite(path, "sim", **({"root": root} if root else {})).encode()
         source = folder / f"{path.stem}-{_digest(text)}.cpp"

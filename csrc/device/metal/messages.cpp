@@ -11,7 +11,7 @@ std::string text_of(const Messages& m, Object string) {
 }
 
 std::string describe(const Messages& m, Object error) {
-  if (!error) return "";
+  if (!error) return "no reason was given";
   return text_of(m, m.error_description(error)) + " (" + text_of(m, m.error_domain(error)) + " code " + std::to_string(m.error_code(error)) + ")";
 }
 

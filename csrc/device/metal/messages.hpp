@@ -83,7 +83,7 @@ class Owned {
 
 inline Object string_of(const Messages& m, const std::string& text) { return m.string(m.class_named("NSString"), text.c_str(), 4); }  // UTF-8; autoreleased
 std::string text_of(const Messages& m, Object string);
-// "description (domain code 8)" of an NSError, "" of null.
+// "description (domain code 8)" of an NSError, "no reason was given" of null.
 std::string describe(const Messages& m, Object error);
 
 }  // namespace lily::metal

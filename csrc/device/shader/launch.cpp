@@ -44,6 +44,14 @@ Launch plan_launch(const Dispatch& d, const Tuning& tuning) {
   const LaunchEntry* e = find(d.kernel);
   if (!e) throw DeviceError("kernel '" + d.kernel + "' has no Metal form");
   const std::string* forced = tuning.variant(d.kernel);
+  if (!forced) {
+    for (const auto& [kernel, variant] : tuning.chosen)
+      if (kernel == d.kernel) {
+        Launch l = e->plan(d, &variant);
+        l.reason = tuning.chosen_reason;
+        return l;
+      }
+  }
   if (forced) {
     bool known = false;
     std::string names;

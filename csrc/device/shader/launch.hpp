@@ -14,8 +14,10 @@ constexpr uint32_t kPresentIndex = 21;  // buffer index of the mask of bound buf
 // What a policy or LILY_KERNEL=name=variant asks of the kernels; legality is checked when a launch is planned.
 struct Tuning {
   std::vector<std::pair<std::string, std::string>> forced;  // kernel name, variant
+  std::vector<std::pair<std::string, std::string>> chosen;  // by the device, where nothing is forced
+  std::string chosen_reason;
   static Tuning from_environment();                         // LILY_KERNEL; DeviceError
-  const std::string* variant(const std::string& kernel) const;
+  const std::string* variant(const std::string& kernel) const;  // what is forced
 };
 
 struct Launch {

@@ -20,7 +20,7 @@ Launch product(const std::string& kernel, const std::string* variant, uint32_t t
   const uint32_t chunk = pair ? std::min(chunk_of(format), chunk_of(second)) : chunk_of(format);
   bool wide = true;
   for (uint32_t f : {format, pair ? second : format}) wide = wide && K * stored_bits(f) / 8 % 16 == 0 && chunk * stored_bits(f) / 32 % 4 == 0;
-  l.function = kernel + (variant && *variant == "tensor" ? "_tensor" : "") + (tile_rows == 16 ? "_m16" : "_m32");
+  l.function = kernel + (variant && variant->starts_with("tensor") ? "_tensor" : "") + (tile_rows == 16 ? "_m16" : "_m32");
   l.constants = {format, second, 0, wide};
   l.threads = 128;
   return l;
@@ -28,8 +28,8 @@ Launch product(const std::string& kernel, const std::string* variant, uint32_t t
 
 uint32_t tile_of(const Dispatch& d, const std::string* variant, std::string& reason) {
   reason = variant ? "forced by LILY_KERNEL" : d.rows > 16 ? "tile of 32 rows" : "tile of 16 rows: no more in the chunk";
-  if (variant && *variant == "tile16") return 16;
-  if (variant && *variant == "tile32") return 32;
+  if (variant && (*variant == "tile16" || *variant == "tensor16")) return 16;
+  if (variant && (*variant == "tile32" || *variant == "tensor32")) return 32;
   return d.rows > 16 ? 32 : 16;
 }
 
@@ -90,11 +90,11 @@ Launch attention(const Dispatch& d, const std::string*) {
 
 const std::vector<LaunchEntry>& prefill_launches() {
   static const std::vector<LaunchEntry> entries{
-      {"gemm", dense, {"tile16", "tile32", "tensor", "expand"}},
-      {"gemm_residual", dense, {"tile16", "tile32", "tensor"}},
-      {"gate_up_rows", dense_pair, {"tile16", "tile32", "tensor"}},
-      {"moe_gemm_rows", routed_one, {"tensor"}},
-      {"moe_gate_up_rows", routed_pair, {"tensor"}},
+      {"gemm", dense, {"tile16", "tile32", "simdgroup", "tensor", "tensor16", "tensor32", "expand"}},
+      {"gemm_residual", dense, {"tile16", "tile32", "simdgroup", "tensor", "tensor16", "tensor32"}},
+      {"gate_up_rows", dense_pair, {"tile16", "tile32", "simdgroup", "tensor", "tensor16", "tensor32"}},
+      {"moe_gemm_rows", routed_one, {"simdgroup", "tensor"}},
+      {"moe_gate_up_rows", routed_pair, {"simdgroup", "tensor"}},
       {"expand_rows", expand, {}},
       {"attn_rows", attention, {"cut256"}},
   };

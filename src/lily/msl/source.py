@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lily.errors import LilyError
+from lily.kernel_folder import CANDIDATES, kernel_folder
 from lily.msl.tokens import Token, tokenize
 
 SYSTEM_HEADERS = (
@@ -52,11 +53,10 @@ class Unit:
 
 def kernel_root() -> Path:
     """The folder `metal` with the kernels: the repository's in an editable install, else the one inside of the package."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package.parents[1] / "metal", package / "metal"):
-        if (folder / "include/args.h").is_file():
-            return folder
-    raise LilyError(f"the kernel sources are missing: neither {package.parents[1] / 'metal'} nor {package / 'metal'} holds include/args.h")
+    folder = kernel_folder()
+    if folder is None:
+        raise LilyError(f"the kernel sources are missing: neither {CANDIDATES[0]} nor {CANDIDATES[1]} holds include/args.h")
+    return folder
 
 
 def kernel_files(root: Path | None = None) -> list[Path]:
