@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from checkpoints import tiny
 
 import lily
 from lily import testing
@@ -15,6 +16,13 @@ from lily import testing
 @pytest.fixture(scope="module")
 def model():
     with lily.Model.demo(progress=False) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """For what depends on lengths alone: long prompts take little."""
+    with lily.Model.from_pretrained(tiny(tmp_path_factory.mktemp("small"), context=8200, vocab=6000), progress=False) as model:
         yield model
 
 
@@ -36,8 +44,8 @@ def test_snapshots_lie_every_1024_tokens_and_at_the_end_of_the_prompt(model):
     assert snapshots(model.prefill(ids(3000))) == [1024, 2048, 3000]
 
 
-def test_the_number_of_snapshots_grows_with_the_logarithm_of_the_length(model):
-    kept = {n: len(snapshots(model.prefill(ids(n)))) for n in (2048, 4096, 8192)}
+def test_the_number_of_snapshots_grows_with_the_logarithm_of_the_length(small):
+    kept = {n: len(snapshots(small.prefill(ids(n)))) for n in (2048, 4096, 8192)}
     assert kept[4096] - kept[2048] <= 4
     assert kept[8192] - kept[4096] <= 4
 
@@ -103,10 +111,11 @@ def test_a_rewound_session_goes_on_like_one_that_never_went_further(model):
     assert session.generate(max_tokens=12, temperature=0).tokens == first.tokens
 
 
-def test_a_change_late_in_a_long_prompt_rereads_little(model):
-    session = model.prefill(ids(8000))
+def test_a_change_late_in_a_long_prompt_rereads_little(small):
+    session = small.prefill(ids(8000))
     result = session.rewind(7000)
     assert result.kept >= 5952 and result.reread <= 2048
+    assert result.kept + result.reread == len(session) == 7000
 
 
 def test_rewinding_a_fork_leaves_the_other_alone(model):
@@ -133,8 +142,9 @@ def test_a_rewind_that_fails_leaves_the_session_as_it_was(model):
     assert same(session, model.prefill(ids(1500)))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 700, 1024, 4100, pytest.param(8200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("chunk", [1, 7, 700, 1024, *(pytest.param(rows, marks=pytest.mark.soak) for rows in (4100, 8200))])
 def test_chunks_of_any_size_give_the_same_bits(model, chunk):
+    """Of more than 4,096 rows too: test_long_runs.py has them for a smaller model."""
     n = {4100: 4200, 8200: 8300}.get(chunk, 1100 if chunk > 7 else 300)
     plain = model.prefill(ids(n))
     default = model._native.chunk
