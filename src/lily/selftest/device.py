@@ -88,8 +88,12 @@ class OpenDevice:
     def fail_at(self, step: int, stage: int) -> None:
         self._native.fail_at(step, stage)
 
-    def close(self) -> None:
-        self._native.close()
+    def close(self, wait: bool = True) -> None:
+        """Gives its memory back. Without `wait` it keeps it: for a device that gives no answer, which closing would wait for."""
+        if wait:
+            self._native.close()
+        else:
+            self._native.abandon()
 
 
 @contextmanager
@@ -137,9 +141,9 @@ class Variants:
             self._open[kernels] = OpenDevice(self.name, kernels)
         return self._open[kernels]
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         for device in self._open.values():
-            device.close()
+            device.close(wait)
         self._open.clear()
 
 

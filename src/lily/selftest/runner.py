@@ -232,9 +232,8 @@ class Bench:
 
     def close(self) -> None:
         self.reference.close()
-        if not self.silent_since:  # closing waits for what is running
-            self.variants.close()
-            self.device.close()
+        self.variants.close(wait=not self.silent_since)
+        self.device.close(wait=not self.silent_since)
 
 
 def _worst(case: Case, got: dict[str, Array], want: dict[str, Array]) -> Error:
