@@ -250,6 +250,8 @@ void define_selftest(nb::module_& m) {
       .def("run", &run, "dispatches"_a, "buffers"_a, "again"_a = false, "timed"_a = false, "timeout_seconds"_a = 60.0,
            "Runs dispatches one after the other on copies of `buffers`. `uses` of a dispatch are None or (buffer, r|w|b). Returns `buffers` (bytes of what was written, "
            "else None), `prepare_seconds`, `repeats` (with `again`: a second run gave the same bits) and `seconds` (with `timed`: the median).")
+      .def(
+          "abandon", [](NativeDevice& d) { new DevicePtr(std::move(d.device)); }, "Lets go of a device that gives no answer, and never waits for it.")
       .def("close", [](NativeDevice& d) {
         DevicePtr gone = std::move(d.device);
         nb::gil_scoped_release release;

@@ -183,7 +183,7 @@ std::pair<double, double> longest_stages(nb::dict spec, nb::list weights, const 
     }
     return most;
   };
-  return {std::max(longest(model.prefill(rows, false, context, policy)), longest(model.head_rows(64, false))), longest(model.decode(split_plan(context), policy))};
+  return {std::max(longest(model.prefill(rows, false, context, policy)), longest(model.head_rows(64, false))), longest(model.decode(context, policy))};
 }
 
 }  // namespace

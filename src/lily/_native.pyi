@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy
 from numpy.typing import NDArray
 
-from lily._native import testing as testing
+from lily._native import selftest as selftest, testing as testing
 
 
 def set_exceptions(classes: dict) -> None:

@@ -88,8 +88,12 @@ class OpenDevice:
     def fail_at(self, step: int, stage: int) -> None:
         self._native.fail_at(step, stage)
 
-    def close(self) -> None:
-        self._native.close()
+    def close(self, wait: bool = True) -> None:
+        """Gives its memory back. Without `wait` it keeps it: for a device that gives no answer, which closing would wait for."""
+        if wait:
+            self._native.close()
+        else:
+            self._native.abandon()
 
 
 @contextmanager
@@ -137,9 +141,9 @@ class Variants:
             self._open[kernels] = OpenDevice(self.name, kernels)
         return self._open[kernels]
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         for device in self._open.values():
-            device.close()
+            device.close(wait)
         self._open.clear()
 
 
@@ -148,8 +152,8 @@ def setting(variant: str) -> str:
     kernel, name = variant.split("=")
     if kernel == "*":
         return variant  # an instruction set of the CPU
-    table = {k: [v for v in names if v != "tensor"] for k, names in variants().items()}
-    if name == "tensor":
-        return ",".join(f"{k}=tensor" for k, names in variants().items() if "tensor" in names)
+    if name.startswith("tensor"):
+        return ",".join(f"{k}={name}" for k, names in variants().items() if name in names)
+    table = {k: [v for v in names if not v.startswith("tensor")] for k, names in variants().items()}
     at = table[kernel].index(name)
     return ",".join(f"{k}={names[at]}" for k, names in table.items() if len(names) > at)

@@ -62,8 +62,8 @@ def gate_up_norm(inner: int, K: int, forms: tuple[str, str] = ("4g64", "4g64")) 
 def tiles(kernel: str) -> list[Form]:
     """Both tiles give the same bits; tensor operations add in an order of their own and have no form for float32."""
     return [
-        *(Form(n, variant=f"{kernel}={n}") for n in ("tile16", "tile32")),
-        Form("tensor", variant=f"{kernel}=tensor", bits=False, rounded=True),
+        *(Form(n, variant=f"{kernel}={n}") for n in ("tile16", "tile32", "simdgroup")),
+        *(Form(n, variant=f"{kernel}={n}", bits=False, rounded=True) for n in ("tensor", "tensor16", "tensor32")),
     ]
 
 

@@ -128,7 +128,15 @@ def grouped(T: int, E: int, k: int, N: int, K: int, pair: bool, forms: tuple[str
     used = min(E, slots)
     moved = sum(_chosen_bytes(one.nbytes, E, used) for one in w) + arrays["x"].nbytes + arrays[out].nbytes
     return Case(
-        arrays, launches(16), checks, forms=[*tiles, Form("tensor", variant=f"{kernel}=tensor", bits=False, rounded=True)], bytes=moved
+        arrays,
+        launches(16),
+        checks,
+        forms=[
+            *tiles,
+            Form("simdgroup", variant=f"{kernel}=simdgroup"),
+            Form("tensor", variant=f"{kernel}=tensor", bits=False, rounded=True),
+        ],
+        bytes=moved,
     )
 
 

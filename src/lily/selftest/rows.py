@@ -71,6 +71,13 @@ def residual_rows(T: int, H: int) -> Case:
     return Case(arrays, [Launch("residual_rows", _norm(H), ["step", "y", "h"], T, rows=T)], {"h": Same()})
 
 
+def residual_norm_rows(T: int, H: int) -> Case:
+    arrays = {"step": step(rows=T - 1), "y": _stream(T, H)[::-1].copy(), "h": _stream(T, H), "weight": 1 + _stream(1, H)[0] / 300}
+    arrays["x"] = act_blank(T, H)
+    launch = Launch("residual_norm_rows", _norm(H), ["step", "y", "h", "weight", "x"], T, rows=T)
+    return Case(arrays, [launch], {"h": Same(), "x": Rounded()})
+
+
 def take_rows(T: int, H: int, copy_all: int) -> Case:
     """Snapshots after the first, a middle and the last live row, and one that nobody wants."""
     live = T - 3
@@ -94,10 +101,13 @@ def specs() -> Iterator[Spec]:
         yield Spec("norm_final", f"{H}", partial(norm_final, H))
         yield Spec("residual_step", f"{H}", partial(residual_step, H))
     yield Spec("residual_rows", "6 x 1152", partial(residual_rows, 6, 1152))
+    for H in (128, 1152, 8192):
+        yield Spec("residual_norm_rows", f"3 x {H}", partial(residual_norm_rows, 3, H))
     for copy_all in (0, 1):
         yield Spec("take_rows", f"8 x 256{', all copied' * copy_all}", partial(take_rows, 8, 256, copy_all))
     yield Spec("embed_step", "32768 x 2048, 4g64", partial(embed_step, 2048, 32768, "4g64", 12345), real=True)
     yield Spec("embed_rows", "512 of 32768 x 2048, 4g64", partial(embed_rows, 2048, 32768, "4g64", 512), real=True)
     yield Spec("rmsnorm_rows", "512 x 2048", partial(rmsnorm_rows, 512, 2048), real=True)
     yield Spec("residual_rows", "512 x 2048", partial(residual_rows, 512, 2048), real=True)
+    yield Spec("residual_norm_rows", "512 x 2048", partial(residual_norm_rows, 512, 2048), real=True)
     yield Spec("take_rows", "512 x 2048", partial(take_rows, 512, 2048, 0), real=True)

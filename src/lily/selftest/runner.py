@@ -167,7 +167,7 @@ class Bench:
             return self._row(spec, case, form.name, found, _worst(case, found.arrays, want))
         except Exception as error:
             # Tensor operations are of some GPUs alone; a device that lacks them says so before anything runs.
-            lacking = form.name == "tensor" and isinstance(error, DeviceError) and not isinstance(error, GPUError)
+            lacking = form.name.startswith("tensor") and isinstance(error, DeviceError) and not isinstance(error, GPUError)
             return self._failed(Row(spec.kernel, spec.shape, form.name, LEFT_OUT if lacking else FAILED, text=_text(error)), error)
 
     def _failed(self, row: Row, error: Exception) -> Row:
@@ -222,7 +222,7 @@ class Bench:
                 text = "; ".join(f"{error.where}: {error}" for error in errors if not error.ok)
                 yield Row(model.NAME, check.what, check.form, FAILED if text else PASSED, worst, text=text)
             except Exception as error:
-                lacking = check.form == "tensor" and isinstance(error, DeviceError) and not isinstance(error, GPUError)
+                lacking = check.form.startswith("tensor") and isinstance(error, DeviceError) and not isinstance(error, GPUError)
                 yield Row(model.NAME, check.what, check.form, LEFT_OUT if lacking else FAILED, text=_text(error))
         if small:
             why = "minutes on the simulator; --full runs them"
@@ -232,9 +232,8 @@ class Bench:
 
     def close(self) -> None:
         self.reference.close()
-        if not self.silent_since:  # closing waits for what is running
-            self.variants.close()
-            self.device.close()
+        self.variants.close(wait=not self.silent_since)
+        self.device.close(wait=not self.silent_since)
 
 
 def _worst(case: Case, got: dict[str, Array], want: dict[str, Array]) -> Error:
