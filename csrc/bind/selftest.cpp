@@ -39,7 +39,7 @@ struct NativeDevice {
 size_t args_bytes(const std::string& kernel) {
   static const std::vector<std::pair<size_t, std::vector<const char*>>> sizes = {
       {sizeof(LilyEmbedArgs), {"embed_step", "embed_rows"}},
-      {sizeof(LilyNormArgs), {"rmsnorm_rows", "norm_final", "residual_rows", "residual_step", "take_rows"}},
+      {sizeof(LilyNormArgs), {"rmsnorm_rows", "norm_final", "residual_rows", "residual_norm_rows", "residual_step", "take_rows"}},
       {sizeof(LilyGemvArgs), {"gemv", "gemv_norm", "gemv_residual"}},
       {sizeof(LilyGateUpArgs), {"gate_up_norm"}},
       {sizeof(LilyMoeArgs), {"moe_gate_up", "moe_down", "moe_gemv"}},
