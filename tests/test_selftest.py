@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
@@ -11,7 +12,7 @@ import pytest
 import lily
 from lily._engine import native
 from lily.cli import main
-from lily.selftest import catalogue, linear, report, runner
+from lily.selftest import catalogue, linear, model, report, runner
 from lily.selftest.device import OpenDevice, forced, setting, variants
 from lily.selftest.measure import Near, Rms, Rounded, Same, differing
 from lily.selftest.runner import FAILED, LEFT_OUT, PASSED, Options, run
@@ -276,6 +277,33 @@ def test_a_form_that_a_device_lacks_is_left_out_only_for_tensor_operations(monke
         ("tensor16", LEFT_OUT),
         ("tensor32", LEFT_OUT),
     }
+
+
+def test_a_token_that_is_not_the_cpus_fails_unless_two_are_as_good_as_equal():
+    logits = np.zeros((3, 8), np.float32)
+    logits[0, 1], logits[1, 2], logits[1, 5] = 9, 4.0, 3.9
+    cpu = model.Result(np.array([1, 2]), logits)
+    assert model._behind(cpu, cpu).value == 0
+    assert model._behind(model.Result(np.array([1, 5]), logits), cpu).ok
+    for wrong in ([1, 3], [2, 2]):
+        assert not model._behind(model.Result(np.array(wrong), logits), cpu).ok
+
+
+@pytest.mark.parametrize("part", ["logits", "tokens"])
+def test_a_model_that_computes_something_else_fails_its_row(monkeypatch, part):
+    original = model._run
+
+    def other(device, kernels, *rest):
+        found = original(device, kernels, *rest)
+        if (device, kernels) != ("cpu", None):
+            return found
+        changed = found.logits * np.float32(1.1) if part == "logits" else found.tokens + 1
+        return dataclasses.replace(found, **{part: changed})
+
+    monkeypatch.setattr(model, "_run", other)
+    found = run("cpu", Options(quick=True, kernels=["model"]))
+    (failed,) = found.having(FAILED)
+    assert ("logits" if part == "logits" else "token 0 of") in failed.text
 
 
 # ---- bounds

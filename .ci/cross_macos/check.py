@@ -14,7 +14,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SYSTEM, OBJC = "/usr/lib/libSystem.B.dylib", "/usr/lib/libobjc.A.dylib"
 PYTHON = "Python"  # no library of that name: the interpreter that loads the module
+FLAT_LOOKUP = -2  # BIND_SPECIAL_DYLIB_FLAT_LOOKUP
 EXPORTS = {"_PyInit__native"}
+LINKERS_OWN = {"__mh_dylib_header", "___dso_handle"}
+NEW_AND_DELETE = ("__Znwm", "__Znam", "__ZdlPv", "__ZdaPv")  # of zig's libc++, which is linked statically; a Mac's is a library
 MACOS = (14, 0)
 
 
@@ -50,15 +53,49 @@ def known_homes() -> dict[str, set[str]]:
     }
 
 
-def imports(path: Path) -> tuple[list[tuple[str, str]], object]:
-    """(symbol, library) of all that the file takes from elsewhere; PYTHON where it is looked up in the whole process."""
+def read(path: Path) -> tuple[dict[str, str], list[str], tuple[int, int]]:
+    """What the file takes from elsewhere (symbol -> library, PYTHON: looked up in the whole process), what it exports, and its oldest macOS."""
     import lief
 
+    lief.logging.disable()
     binary = lief.MachO.parse(str(path)).at(0)
-    libraries = [library.name for library in binary.libraries if library.command != lief.MachO.LoadCommand.TYPE.ID_DYLIB]
-    found = []
+    taken = {}
     for symbol in binary.imported_symbols:
-        ordinal = symbol.library_ordinal
-        home = libraries[ordinal - 1] if 1 <= ordinal <= len(libraries) else PYTHON if ordinal == FLAT_LOOKUP else f"ordinal {ordinal}"
-        found.append((symbol.name, home))
-    return found, binary
+        binding = symbol.binding_info if symbol.has_binding_info else None
+        if binding and binding.has_library:
+            taken[symbol.name] = binding.library.name
+        else:
+            flat = binding and binding.library_ordinal == FLAT_LOOKUP
+            taken[symbol.name] = PYTHON if flat else f"library ordinal {binding.library_ordinal if binding else symbol.library_ordinal}"
+    return taken, [symbol.name for symbol in binary.exported_symbols], tuple(binary.build_version.minos[:2])
+
+
+def problems(taken: dict[str, str], exported: list[str], oldest: tuple[int, int], homes: dict[str, set[str]]) -> list[str]:
+    found = []
+    for symbol, library in sorted(taken.items()):
+        if library not in homes:
+            found.append(f"{symbol} is taken from {library}, which is no known home")
+        elif symbol not in homes[library]:
+            found.append(
+                f"{symbol} has no known home: {'no library' if library == PYTHON else library} that the extension is linked with has it"
+            )
+    missing = EXPORTS - set(exported)
+    found += [f"{symbol} is not exported" for symbol in sorted(missing)]
+    found += [f"{symbol} is exported" for symbol in sorted(set(exported) - EXPORTS - LINKERS_OWN) if not symbol.startswith(NEW_AND_DELETE)]
+    if oldest > MACOS:
+        found.append("it needs macOS {}.{}".format(*oldest))
+    return found
+
+
+def main(path: str) -> None:
+    taken, exported, oldest = read(Path(path))
+    if wrong := problems(taken, exported, oldest, known_homes()):
+        raise SystemExit("\n".join(wrong))
+    counts = {library: list(taken.values()).count(library) for library in sorted(set(taken.values()))}
+    print(f"{len(taken)} symbols from elsewhere, each with a known home: " + ", ".join(f"{n} of {name}" for name, n in counts.items()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    main(sys.argv[1])

@@ -81,7 +81,9 @@ class Headers:
             yield name, [*parents, template, "Referencing"]
 
     def _methods(self, text: str):
-        pattern = r"_INLINE\s+([\w:]+(?:\s*\*+)?|const [\w:]+\s*\*)\s+(NS|MTL)::(\w+)(?:<[^>]*>)?::(\w+)\(([^{}]*)\)\s*(?:const\s*)?\{([^{}]*)\}"
+        pattern = (
+            r"_INLINE\s+([\w:]+(?:\s*\*+)?|const [\w:]+\s*\*)\s+(NS|MTL)::(\w+)(?:<[^>]*>)?::(\w+)\(([^{}]*)\)\s*(?:const\s*)?\{([^{}]*)\}"
+        )
         for result, space, owner, name, parameters, body in re.findall(pattern, text):
             parameters, body = " ".join(parameters.split()), " ".join(body.split())
             # "alloc" and "init" have templates of their own in NS::Object.

@@ -15,11 +15,11 @@ template <int N> struct Columns { V v; Columns<N - 1> rest; };
 template <> struct Columns<1> { V v; };
 
 #if defined(__AVX512F__)
-constexpr int kColumns = 4;
+constexpr int kStateColumns = 4;
 #elif defined(__AVX2__) || defined(LILY_NEON)
-constexpr int kColumns = 2;
+constexpr int kStateColumns = 2;
 #else
-constexpr int kColumns = 1;
+constexpr int kStateColumns = 1;
 #endif
 
 template <int N> LILY_INLINE Columns<N> zero_columns() {

@@ -96,7 +96,7 @@ template <class Act> static void gdn_scan(const KernelCall& c, uint32_t begin, u
                     .o = buffer<float>(c, 5) + n * Dv, .snapshots = c.buffers + 6, .head_offset = offset, .Dk = Dk, .Dv = Dv, .C = C, .Nv = a.Nv};
     uint32_t column = group % blocks * kScanColumns;
     const uint32_t last = column + kScanColumns < Dv ? column + kScanColumns : Dv;
-    for (; column + 16 * kColumns <= last; column += 16 * kColumns) scan_columns<kColumns>(scan, column);
+    for (; column + 16 * kStateColumns <= last; column += 16 * kStateColumns) scan_columns<kStateColumns>(scan, column);
     for (; column < last; column += 16) scan_columns<1>(scan, column);
   }
 }

@@ -84,7 +84,7 @@ template <class Act> static void gdn_step(const KernelCall& c, uint32_t begin, u
     const float* S_in = buffer<float>(c, 6) + uint64_t(n) * Dk * Dv;
     float* S_out = buffer<float>(c, 8) + uint64_t(n) * Dk * Dv;
     uint32_t column = 0;
-    for (; column + 16 * kColumns <= Dv; column += 16 * kColumns) step_columns<kColumns>(head, S_in, S_out, column, o);
+    for (; column + 16 * kStateColumns <= Dv; column += 16 * kStateColumns) step_columns<kStateColumns>(head, S_in, S_out, column, o);
     for (; column < Dv; column += 16) step_columns<1>(head, S_in, S_out, column, o);
     gated_norm(o, z + n * Dv, norm, Dv, a.eps, buffer<Act>(c, 9) + n * Dv);
   }

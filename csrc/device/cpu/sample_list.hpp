@@ -6,7 +6,7 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-constexpr float minus_infinity = -__builtin_inff();
+constexpr float negative_infinity = -__builtin_inff();
 constexpr uint32_t lowest_digit = 4;  // of -FLT_MAX; only -inf lies below
 
 // Larger float, larger key. Values hold no NaN and no -0.
@@ -76,7 +76,7 @@ static void gather(const float* y, uint32_t vocab, float floor, Candidates& out)
   out.count = 0;
   for (uint32_t i = 0; i < vocab; i += 16) {
     uint32_t n = vocab - i;
-    uint32_t lanes = lanes_at_least(load_some(y + i, n, minus_infinity), splat(floor));
+    uint32_t lanes = lanes_at_least(load_some(y + i, n, negative_infinity), splat(floor));
     for (; lanes; lanes &= lanes - 1) {
       uint32_t id = i + uint32_t(__builtin_ctz(lanes));
       out.values[out.count] = y[id];
@@ -120,7 +120,7 @@ static Cut select_mass(const Candidates& c, const Weigh& weigh, double mass) {
     uint32_t lowest = LILY_HIST_BINS;  // digit in play: where a rounding deficit ends
     for (uint32_t i = 0; i < c.count; i += 64) {
       uint32_t n = c.count - i < 64 ? c.count - i : 64;
-      for (uint32_t k = 0; k < n; k += 16) store(weights + k, weigh(load_some(c.values + i + k, n - k, minus_infinity)));
+      for (uint32_t k = 0; k < n; k += 16) store(weights + k, weigh(load_some(c.values + i + k, n - k, negative_infinity)));
       for (uint32_t k = 0; k < n; k++) {
         uint32_t key = order_key(c.values[i + k]);
         if (!d.in_play(key, prefix)) continue;

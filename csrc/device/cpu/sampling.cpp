@@ -26,16 +26,16 @@ LILY_INLINE double sum_exp(const float* x, uint32_t n, float highest) {
   double total = 0;
   for (uint32_t i = 0; i < n; i += 256) {
     V sum = zero();
-    for (uint32_t k = i; k < i + 256 && k < n; k += 16) sum = add(sum, exp(sub(load_some(x + k, n - k, minus_infinity), splat(highest))));
+    for (uint32_t k = i; k < i + 256 && k < n; k += 16) sum = add(sum, exp(sub(load_some(x + k, n - k, negative_infinity), splat(highest))));
     total += double(reduce_add(sum));
   }
   return total;
 }
 
 LILY_INLINE float highest_of(const float* x, uint32_t n) {
-  V best = splat(minus_infinity);
-  for (uint32_t i = 0; i < n; i += 16) best = max(load_some(x + i, n - i, minus_infinity), best);
-  float t[16], m = minus_infinity;
+  V best = splat(negative_infinity);
+  for (uint32_t i = 0; i < n; i += 16) best = max(load_some(x + i, n - i, negative_infinity), best);
+  float t[16], m = negative_infinity;
   store(t, best);
   for (float v : t) m = v > m ? v : m;
   return m;
@@ -67,7 +67,7 @@ LILY_INLINE float penalise(const LilySample& s, float y, uint32_t count) {
 
 // Sixteen adjusted logits from id i on, n of them real (the others -inf). NaN becomes -inf, +inf the largest float, -0 becomes +0.
 LILY_INLINE V adjust(const KernelCall& c, const LilySample& s, uint32_t i, uint32_t n) {
-  V y = load_some(buffer<const float>(c, 1) + i, n, minus_infinity);
+  V y = load_some(buffer<const float>(c, 1) + i, n, negative_infinity);
   if (n > 16) n = 16;
   if (s.flags & (LILY_SAMPLE_PENALTY | LILY_SAMPLE_BIAS | LILY_SAMPLE_MASK)) {
     float t[16];
@@ -80,11 +80,11 @@ LILY_INLINE V adjust(const KernelCall& c, const LilySample& s, uint32_t i, uint3
     if (s.flags & LILY_SAMPLE_MASK) {
       uint32_t allowed = buffer<const uint32_t>(c, 4)[i / 32] >> i % 32;
       for (uint32_t k = 0; k < n; k++)
-        if (!(allowed >> k & 1)) t[k] = minus_infinity;
+        if (!(allowed >> k & 1)) t[k] = negative_infinity;
     }
     y = load(t);
   }
-  y = max(y, splat(minus_infinity));  // the second operand wins over a NaN
+  y = max(y, splat(negative_infinity));  // the second operand wins over a NaN
   return add(min(y, splat(__FLT_MAX__)), zero());
 }
 
@@ -117,11 +117,11 @@ static void sample_adjust(const KernelCall& c, uint32_t begin, uint32_t end) {
     float highest = highest_of(y + from, to - from);
     block[0] = highest;
     block[2] = block[3] = 0;
-    if (highest == minus_infinity) {
+    if (highest == negative_infinity) {
       id = first_allowed(c, s, from, to);
     } else {
       uint32_t lanes = 0;
-      for (id = from; !(lanes = lanes_at_least(load_some(y + id, to - id, minus_infinity), splat(highest))); id += 16) {}
+      for (id = from; !(lanes = lanes_at_least(load_some(y + id, to - id, negative_infinity), splat(highest))); id += 16) {}
       id += uint32_t(__builtin_ctz(lanes));
       block[2] = float(sum_exp(y + from, to - from, highest));
     }
@@ -137,12 +137,12 @@ struct Best {
 };
 
 LILY_INLINE Best best_of(const float* blocks, uint32_t n) {
-  Best best = {minus_infinity, 0xffffffffu, 0};
+  Best best = {negative_infinity, 0xffffffffu, 0};
   for (uint32_t b = 0; b < n; b++) {
     uint32_t id = float_bits(blocks[4 * b + 1]);
-    if (blocks[4 * b] > best.highest || (best.id == 0xffffffffu && best.highest == minus_infinity)) best.highest = blocks[4 * b], best.id = id;
+    if (blocks[4 * b] > best.highest || (best.id == 0xffffffffu && best.highest == negative_infinity)) best.highest = blocks[4 * b], best.id = id;
   }
-  if (best.highest == minus_infinity) return best.id = best.id == 0xffffffffu ? 0 : best.id, best;
+  if (best.highest == negative_infinity) return best.id = best.id == 0xffffffffu ? 0 : best.id, best;
   for (uint32_t b = 0; b < n; b++) best.sum += double(blocks[4 * b + 2]) * double(exp1(blocks[4 * b] - best.highest));
   return best;
 }
@@ -154,14 +154,14 @@ static void sample_mass(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilySampleArgs>(c);
   if (!needs_mass(plan_of(s))) return;
   Weigh weigh{best_of(buffer<const float>(c, 2), a.blocks).highest, s.temperature};
-  if (weigh.highest == minus_infinity) return;
+  if (weigh.highest == negative_infinity) return;
   const float* y = buffer<const float>(c, 1);
   for (uint32_t b = begin; b < end; b++) {
     uint32_t from = b * LILY_SAMPLE_BLOCK, to = a.V - from < LILY_SAMPLE_BLOCK ? a.V : from + LILY_SAMPLE_BLOCK;
     double mass[LILY_HIST_BINS] = {};
     for (uint32_t i = from; i < to; i += 16) {
       float w[16];
-      store(w, weigh(load_some(y + i, to - i, minus_infinity)));
+      store(w, weigh(load_some(y + i, to - i, negative_infinity)));
       for (uint32_t k = 0; k < 16 && k < to - i; k++) mass[first_digit(y[i + k])] += double(w[k]);
     }
     float* out = buffer<float>(c, 3) + uint64_t(b) * LILY_HIST_BINS;
@@ -204,7 +204,7 @@ static uint32_t draw(const Candidates& c, const Weigh& weigh, float min_p, float
   auto weigh_chunk = [&](uint32_t i) {  // its sum: fp32 within 64 elements
     V sum = zero();
     for (uint32_t k = 0; k < 64; k += 16) {
-      V v = i + k < c.count ? survivors(weigh, load_some(c.values + i + k, c.count - i - k, minus_infinity), min_p) : zero();
+      V v = i + k < c.count ? survivors(weigh, load_some(c.values + i + k, c.count - i - k, negative_infinity), min_p) : zero();
       store(w + k, v);
       sum = add(sum, v);
     }
@@ -247,7 +247,7 @@ static void write_alternatives(LilySample& s, const Candidates& c, uint32_t n, d
   }
   for (uint32_t i = 0; i < n; i++) {
     s.top_ids[i] = i < count ? ids[i] : 0xffffffffu;
-    s.top_logprobs[i] = i < count ? float(double(values[i]) - log_total) : minus_infinity;
+    s.top_logprobs[i] = i < count ? float(double(values[i]) - log_total) : negative_infinity;
   }
 }
 
@@ -261,7 +261,7 @@ static void sample_draw(const KernelCall& c, uint32_t begin, uint32_t end) {
   float* y = buffer<float>(c, 1);
   Plan plan = plan_of(s);
   Best best = best_of(buffer<const float>(c, 2), a.blocks);
-  bool any = best.highest > minus_infinity;
+  bool any = best.highest > negative_infinity;
   double log_total = double(best.highest) + (any ? __builtin_log(best.sum) : 0.0);
   uint32_t token = best.id, top = first_digit(best.highest);
   Candidates list = {buffer<float>(c, 5), buffer<uint32_t>(c, 5) + a.V, 0};
@@ -279,7 +279,7 @@ static void sample_draw(const KernelCall& c, uint32_t begin, uint32_t end) {
       gather(y, a.V, digit_floor(digit_of_count(buffer<const uint32_t>(c, 3), a.blocks, top, plan.top_k)), list);
       keep(list, select_count(list, plan.top_k), list);
       for (uint32_t i = 0; i < list.count && plan.top_p; i += 16)
-        total += double(reduce_add(weigh(load_some(list.values + i, list.count - i, minus_infinity))));
+        total += double(reduce_add(weigh(load_some(list.values + i, list.count - i, negative_infinity))));
       from = list;
     } else if (plan.top_p) {
       gather(y, a.V, digit_floor(digit_of_mass(buffer<const float>(c, 4), a.blocks, top, p, &total)), list);
@@ -295,7 +295,7 @@ static void sample_draw(const KernelCall& c, uint32_t begin, uint32_t end) {
   }
 
   s.token = token;
-  s.logprob = any ? float(double(y[token]) - log_total) : minus_infinity;
+  s.logprob = any ? float(double(y[token]) - log_total) : negative_infinity;
   if (s.flags & LILY_SAMPLE_PENALTY) {
     uint32_t* counts = buffer<uint32_t>(c, 6);
     counts[token] = (counts[token] + 1) | 0x80000000u;

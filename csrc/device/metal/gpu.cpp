@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kFamilyApple1 = 1001;
 constexpr uint64_t kStorageShared = 0;  // MTLResourceStorageModeShared, hazards tracked between command buffers
-constexpr uint64_t kPage = 16384;
 
 // Fork copies no threads and Apple's frameworks do not work after it: the process that loaded the extension is the one that may use them.
 const int loaded_by = int(getpid());

@@ -14,6 +14,8 @@
 
 namespace lily::metal {
 
+constexpr uint64_t kPage = 16384;  // of memory on Apple silicon, bytes
+
 struct Limits {
   std::string name;
   uint32_t os = 0;      // 26.2 is 2602

@@ -20,7 +20,6 @@ namespace {
 
 constexpr uint64_t kAlign = 256;            // of every tensor: kernels read codes 16 bytes at once
 constexpr uint64_t kArena = 1ull << 30;     // of one buffer: offsets stay far below the 2 GiB at which some tools have erred
-constexpr uint64_t kPage = 16384;
 constexpr uint64_t kBlock = 8ull << 20;     // of one read, at page boundaries of the file: only such reads go past the file cache
 constexpr unsigned kReaders = 8;
 

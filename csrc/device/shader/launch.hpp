@@ -10,6 +10,7 @@ namespace lily {
 
 constexpr uint32_t kArgsIndex = 20;     // buffer index of the argument struct
 constexpr uint32_t kPresentIndex = 21;  // buffer index of the mask of bound buffers
+constexpr uint32_t kMaxExperts = 512;   // route.h: 16 logits a lane
 
 // What a policy or LILY_KERNEL=name=variant asks of the kernels; legality is checked when a launch is planned.
 struct Tuning {

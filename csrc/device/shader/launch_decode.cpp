@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kGemvRows = 32, kGemvThreads = 256;  // 8 simdgroups of 4 rows
 constexpr uint32_t kSmallK = 2048, kLargestK = 6144;    // normed inputs that fit threadgroup memory, in two sizes
 constexpr uint32_t kLargestH = 8192;                    // rows that rmsnorm_rows sums
-constexpr uint32_t kMaxExperts = 512, kMaxHeadDim = 256;
+constexpr uint32_t kMaxHeadDim = 256;
 
 uint32_t cut(uint32_t n, uint32_t size) { return (n + size - 1) / size; }
 

@@ -9,7 +9,6 @@ namespace lily {
 namespace {
 
 constexpr uint32_t kRowThreads = 256;
-constexpr uint32_t kMaxExperts = 512;  // route.h: 16 logits a lane
 
 uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
