@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -40,10 +41,11 @@ def summary(report: Report) -> str:
     counts = ", ".join(f"{len(report.having(status))} {status}" for status in (PASSED, FAILED, LEFT_OUT))
     options = [flag for flag, on in (("--quick", report.options.quick), ("--full", report.options.full)) if on]
     options += [f"--kernel {pattern}" for pattern in report.options.kernels]
+    threads = f"{device['threads']} threads, " if device["threads"] else ""
     lines = [
         f"Lily {lily.__version__}, selftest of {device['name']}" + (f" ({' '.join(options)})" if options else ""),
         f"{machine()}",
-        f"Device: {device['description']}; {device['isa']}, {device['threads']} threads, {device['memory_bytes'] / (1 << 30):.0f} GiB, {device['storage']}",
+        f"Device: {device['description']}; {device['isa']}, {threads}{device['memory_bytes'] / (1 << 30):.0f} GiB, {device['storage']}",
         f"{counts} of {len(rows)} rows in {report.seconds:.0f} s; the device opened in {report.open_seconds:.2f} s, its programs were made ready in {report.prepare_seconds:.2f} s",
     ]
     if report.kernels:
@@ -52,15 +54,17 @@ def summary(report: Report) -> str:
         lines.append("Stopped before its end.")
     for row in report.having(FAILED):
         lines.append(f"FAILED {row.name}: {row.text}")
-    for reason, names in _left_out(report).items():
-        lines.append(f"Left out ({reason}): {'; '.join(names)}")
+    for reason, found in _left_out(report).items():
+        kernels = Counter(row.kernel for row in found)
+        shown = "; ".join(row.name for row in found) if len(found) <= 8 else ", ".join(f"{kernel} {n}" for kernel, n in kernels.items())
+        lines.append(f"Left out ({reason}): {shown}")
     return "\n".join(lines)
 
 
-def _left_out(report: Report) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _left_out(report: Report) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
     for row in report.having(LEFT_OUT):
-        found.setdefault(row.text, []).append(row.name)
+        found.setdefault(row.text, []).append(row)
     return found
 
 
