@@ -197,5 +197,5 @@ def test_a_tensor_library_that_does_not_compile_takes_nothing_down(matrix_units)
 def test_devices_tell_what_they_are(standin):  # noqa: F811
     standin.set(low_power=1)
     shown = [str(device) for device in lily.devices() if device.kind == "metal"]
-    assert all("Stand-in for Metal, macOS 15.5" in text and "low power mode is on" in text for text in shown)
+    assert all("Stand-in for Metal, simulated, macOS 15.5" in text and "low power mode is on" in text for text in shown)
     assert "this GPU has no matrix units" in shown[0]

@@ -249,7 +249,7 @@ Messages table() {
   m.end_activity = [](Object self, Object activity) { LOCKED; enter(self, "NSProcessInfo", "endActivity:", activity); };
   m.low_power_mode = [](Object self) -> bool { LOCKED; enter(self, "NSProcessInfo", "isLowPowerModeEnabled"); return world().property("low_power", 0) != 0; };
 
-  m.device_name = [](Object self) -> Object { LOCKED; enter(self, "MTLDevice", "name"); return autoreleased(make<Str>("Stand-in for Metal")); };
+  m.device_name = [](Object self) -> Object { LOCKED; enter(self, "MTLDevice", "name"); return autoreleased(make<Str>("Stand-in for Metal, simulated")); };
   m.supports_family = [](Object self, int64_t family) -> bool { LOCKED; enter(self, "MTLDevice", "supportsFamily:", family); return family <= 1000 + int64_t(world().property("family", 7)); };
   m.unified_memory = [](Object self) -> bool { LOCKED; enter(self, "MTLDevice", "hasUnifiedMemory"); return world().property("unified", 1) != 0; };
   m.working_set = [](Object self) -> uint64_t { LOCKED; enter(self, "MTLDevice", "recommendedMaxWorkingSetSize"); return uint64_t(world().property("working_set", 12.0 * (1ull << 30))); };
