@@ -65,7 +65,7 @@ function of each dispatch and the reason of its choice; `LILY_KERNEL=name=varian
 ## How they are checked
 
 ```bash
-python -m tests.sim build            # clang and an installed lily; the last line is the value for LILY_SIM
+python -m tests.sim build            # clang (or the package ziglang) and an installed lily; the last line is the value for LILY_SIM
 LILY_SIM=... python -m pytest tests/kernels tests/metal tests/test_sim.py
 python -m tests.sim report           # the tables below
 ```
