@@ -56,6 +56,7 @@ function of each dispatch and the reason of its choice; `LILY_KERNEL=name=varian
 | `LILY_INDIRECT=host` | the grids of the grouped products read back on the CPU, instead of indirect dispatch |
 | `gdn_scan=blocks` | the recurrent state through memory every 32 tokens, instead of registers from the first row to the last |
 | `gdn_scan=chunked` | the chunkwise (WY) form in blocks of 64 |
+| `moe_gate_up=ninth` | the shared expert's gate and up with those of the chosen eight (266 dispatches), instead of beside the router |
 | `attn_split=one_head` | one query head a threadgroup, instead of four that share each K and V row |
 | `attn_split_long=general` | the splits of short contexts from 32,768 tokens on, instead of 64 that share the context evenly |
 | `attn_rows=cut256` | prefill attention cut every 256 keys, instead of every 8,192 |
@@ -64,7 +65,7 @@ function of each dispatch and the reason of its choice; `LILY_KERNEL=name=varian
 ## How they are checked
 
 ```bash
-python -m tests.sim build            # clang and an installed lily; the last line is the value for LILY_SIM
+python -m tests.sim build            # clang (or the package ziglang) and an installed lily; the last line is the value for LILY_SIM
 LILY_SIM=... python -m pytest tests/kernels tests/metal tests/test_sim.py
 python -m tests.sim report           # the tables below
 ```

@@ -141,12 +141,12 @@ def _write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]], *, odd:
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values()))
 
 
-def tiny(target: Path, *, context: int, vocab: int = 512) -> Path:
-    """A dense model of random bf16 weights with one layer of each kind and one head of 256 dims: fast at long prompts."""
+def tiny(target: Path, *, context: int, vocab: int = 512, heads: int = 1) -> Path:
+    """A dense model of random bf16 weights with one layer of each kind and one key head of 256 dims: fast at long prompts."""
     hidden, head, key = 64, 256, 16
     config = {
         "model_type": "qwen3_5", "hidden_size": hidden, "num_hidden_layers": 2, "vocab_size": vocab, "intermediate_size": 64,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": head, "tie_word_embeddings": True,
+        "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": head, "tie_word_embeddings": True,
         "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": key, "linear_value_head_dim": key,
         "layer_types": ["linear_attention", "full_attention"], "max_position_embeddings": context,
     }  # fmt: skip
@@ -159,8 +159,8 @@ def tiny(target: Path, *, context: int, vocab: int = 512) -> Path:
         {"linear_attn.in_proj_qkv": (3 * key, hidden), "linear_attn.in_proj_z": (key, hidden), "linear_attn.in_proj_a": (1, hidden),
          "linear_attn.in_proj_b": (1, hidden), "linear_attn.conv1d": (3 * key, 4, 1), "linear_attn.norm": (key,),
          "linear_attn.out_proj": (hidden, key)},
-        {"self_attn.q_proj": (2 * head, hidden), "self_attn.k_proj": (head, hidden), "self_attn.v_proj": (head, hidden),
-         "self_attn.o_proj": (hidden, head), "self_attn.q_norm": (head,), "self_attn.k_norm": (head,)},
+        {"self_attn.q_proj": (2 * heads * head, hidden), "self_attn.k_proj": (head, hidden), "self_attn.v_proj": (head, hidden),
+         "self_attn.o_proj": (hidden, heads * head), "self_attn.q_norm": (head,), "self_attn.k_norm": (head,)},
     )):  # fmt: skip
         parts = mixer | {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
         parts |= {"mlp.gate_proj": (64, hidden), "mlp.up_proj": (64, hidden), "mlp.down_proj": (hidden, 64)}

@@ -264,5 +264,11 @@ def test_switches_of_the_recorder(full_size, monkeypatch):
     default = prefill()
     monkeypatch.setenv("LILY_KERNEL", "gemm=expand")
     assert sum(k.startswith("expand_rows") for k in prefill()) > 200 and not any(k.startswith("expand_rows") for k in default)
+    monkeypatch.setenv("LILY_KERNEL", "moe_gate_up=ninth")
+    decode = lily.plan(full_size, device="metal").decode
+    assert (decode["dispatches"], decode["stages"]) == (266, 266)  # one less a layer than with the shared expert beside the router
+    assert {d["metal_reason"] for d in decode["forward"] if d["kernel"].startswith("moe_gate_up")} == {
+        "forced: the shared expert as a ninth"
+    }
     monkeypatch.setenv("LILY_KERNEL", "attn_rows=cut256")
     assert prefill().count("attn_rows") == 8 * default.count("attn_rows") > 0  # a chunk of 2,048 rows has 8 blocks of keys

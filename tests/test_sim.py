@@ -139,6 +139,7 @@ def test_the_order_of_work_changes_nothing(schedule, monkeypatch):
         pytest.param("gemm=expand", marks=SOAK),
         pytest.param("attn_split=one_head", marks=SOAK),
         "gdn_scan=blocks",
+        pytest.param("moe_gate_up=ninth", marks=SOAK),
     ],
 )
 def test_variants_give_the_same_bits(kernel, monkeypatch):

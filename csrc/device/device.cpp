@@ -83,6 +83,7 @@ DeviceTraits gpu_traits() {
   if (const std::string* tiles = tuning.variant("moe_scan")) t.tile_rows = *tiles == "tile16" ? 16 : 32;
   if (const std::string* product = tuning.variant("gemm")) t.expand = *product == "expand";
   if (tuning.variant("attn_rows")) t.key_blocks = 1;  // cut256
+  if (const std::string* experts = tuning.variant("moe_gate_up")) t.ninth_expert = *experts == "ninth";
   return t;
 }
 

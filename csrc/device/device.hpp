@@ -95,6 +95,7 @@ struct DeviceTraits {
   bool expand = false;            // weights of matrix products are dequantised to a buffer first: for comparison
   uint32_t tile_rows = 0;         // rows of its tiles; 0: 16 or 32 by the mean rows of an expert
   uint32_t key_blocks = 0;        // K/V blocks of one dispatch of prefill attention; 0: all of them
+  bool ninth_expert = false;      // the shared expert's gate and up go with those of the chosen ones, instead of beside the router
   uint32_t long_context = 0;      // tokens from which decode attention takes its long form; 0: never
 };
 DeviceTraits gpu_traits();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/error.hpp"
 #include "ops/norm.hpp"
 
 namespace lily {
@@ -50,12 +51,25 @@ void record_fused(Recorder& r, const std::string& label, const MoeShape& m, cons
   Slot logits = r.floats("router", m.E + 1), shared = r.acts("shared_act", m.S), act = r.acts("expert_act", uint64_t(m.k) * m.I);
   Slot ids = r.words("expert_ids", m.k), route = r.floats("expert_route", m.k);
   gemv_norm(r, label + ".gate", s, norm, m.eps, logits, {{&w.router, 0}, {&w.shared_router, m.E}});
-  gate_up_norm(r, label + ".shared_expert.gate_up", s, norm, m.eps, shared, w.shared_gate, w.shared_up);
+  const bool ninth = r.policy.traits.ninth_expert;
+  if (!ninth) gate_up_norm(r, label + ".shared_expert.gate_up", s, norm, m.eps, shared, w.shared_gate, w.shared_up);
 
   std::vector<BufferUse> uses{s.h.read(), s.ssq.read(), norm.read(), logits.part(0, m.E * 4).read(), ids.write(), route.write(), act.write()};
   push_weight(uses, w.gate);
   push_weight(uses, w.up);
-  Dispatch up = make_dispatch("moe_gate_up", label + ".experts.gate_up", step_args(m, w.gate, w.up), uses, uint64_t(m.k) * blocks(m.I, LILY_ROW_BLOCK));
+  LilyMoeArgs args = step_args(m, w.gate, w.up);
+  uint64_t groups = uint64_t(m.k) * blocks(m.I, LILY_ROW_BLOCK);
+  if (ninth) {
+    if (w.shared_gate.format_name() != w.gate.format_name() || w.shared_up.format_name() != w.up.format_name())
+      throw DeviceError("moe_gate_up=ninth (" + label + "): the shared expert is " + w.shared_gate.format_name() + " and " + w.shared_up.format_name() + ", the others are " +
+                        w.gate.format_name() + " and " + w.up.format_name() + "; all must have one format");
+    push_weight(uses, w.shared_gate);
+    push_weight(uses, w.shared_up);
+    uses.push_back(shared.write());
+    args.ninth = 1;
+    groups += blocks(m.S, LILY_ROW_BLOCK);
+  }
+  Dispatch up = make_dispatch("moe_gate_up", label + ".experts.gate_up", args, uses, groups);
   up.format = w.gate.format_name();
   up.reason = r.policy.reason;
   count_experts(up, {&w.gate, &w.up}, m.k);

@@ -13,6 +13,7 @@
 // moe_gate_up: a_j = round(silu(G_ej x) * (U_ej x)), x = round(h * r * weight), for the top k of softmax(logits), ties to the lower index.
 // h f32[K], ssq f32[K/16], weight f32[K], logits f32[E], ids u32[k], route f32[k], a act[k,I], gate and up stacks [E, I, K].
 // grid: k * ceil(I/32) threadgroups of 8 simdgroups, each 4 rows of both weights. Threadgroup 0 writes ids and route.
+// With `ninth` ceil(S/32) more make shared act[S] of the shared expert, whose weights have the formats of the others.
 // Every threadgroup routes the token again, in its last simdgroup while the others make x: cheaper than a stage of its own.
 template <uint MAX_K>
 kernel void moe_gate_up(device const float* h [[buffer(0)]], device const float* ssq [[buffer(1)]], device const float* weight [[buffer(2)]],
@@ -20,7 +21,10 @@ kernel void moe_gate_up(device const float* h [[buffer(0)]], device const float*
                         device act* a [[buffer(6)]], device const uint* gate_codes [[buffer(7)]], device const ushort* gate_scales [[buffer(8)]],
                         device const ushort* gate_biases [[buffer(9)]], device const uint* up_codes [[buffer(10)]],
                         device const ushort* up_scales [[buffer(11)]], device const ushort* up_biases [[buffer(12)]],
-                        constant LilyMoeArgs& args [[buffer(20)]], uint group [[threadgroup_position_in_grid]],
+                        device const uint* ninth_gate_codes [[buffer(13)]], device const ushort* ninth_gate_scales [[buffer(14)]],
+                        device const ushort* ninth_gate_biases [[buffer(15)]], device const uint* ninth_up_codes [[buffer(16)]],
+                        device const ushort* ninth_up_scales [[buffer(17)]], device const ushort* ninth_up_biases [[buffer(18)]],
+                        device act* shared [[buffer(19)]], constant LilyMoeArgs& args [[buffer(20)]], uint group [[threadgroup_position_in_grid]],
                         uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
                         uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup act_pack x[MAX_K / 4];
@@ -45,15 +49,24 @@ kernel void moe_gate_up(device const float* h [[buffer(0)]], device const float*
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  const uint blocks = (args.I + ROWS_PER_THREADGROUP - 1u) / ROWS_PER_THREADGROUP, j = group / blocks;
-  const uint row = group % blocks * ROWS_PER_THREADGROUP + simd * ROWS_PER_SIMDGROUP;
-  if (row < args.I) {
-    const uint n = min(ROWS_PER_SIMDGROUP, args.I - row);
-    const ulong expert = chosen[j];
+  const uint blocks = (args.I + ROWS_PER_THREADGROUP - 1u) / ROWS_PER_THREADGROUP, routed = args.k * blocks;
+  const bool is_ninth = args.ninth != 0u && group >= routed;
+  const uint j = is_ninth ? 0u : group / blocks, rows = is_ninth ? args.S : args.I;
+  const uint row = (is_ninth ? group - routed : group % blocks) * ROWS_PER_THREADGROUP + simd * ROWS_PER_SIMDGROUP;
+  if (row < rows) {
+    const uint n = min(ROWS_PER_SIMDGROUP, rows - row);
+    ulong expert = chosen[j];
     Weight gate = {gate_codes, gate_scales, gate_biases, K, args.a.group}, up = {up_codes, up_scales, up_biases, K, args.b.group};
+    device act* out = a + ulong(j) * args.I;
+    if (is_ninth) {
+      gate.codes = ninth_gate_codes, gate.scales = ninth_gate_scales, gate.biases = ninth_gate_biases;
+      up.codes = ninth_up_codes, up.scales = ninth_up_scales, up.biases = ninth_up_biases;
+      expert = 0ul;
+      out = shared;
+    }
     float g = dot_rows(W_FORMAT, gate, (threadgroup const act_pack*)x, expert * args.a_stride + row, n, lane);
     float u = dot_rows(W2_FORMAT, up, (threadgroup const act_pack*)x, expert * args.b_stride + row, n, lane);
-    if (lane < n) a[ulong(j) * args.I + row + lane] = round_act(swiglu(g, u));
+    if (lane < n) out[row + lane] = round_act(swiglu(g, u));
   }
 }
 LILY_INSTANTIATE(moe_gate_up_2048, moe_gate_up, 2048)

@@ -98,8 +98,9 @@ typedef struct { LilyFormat fmt; uint32_t K; uint32_t n_segments; float eps; Lil
 typedef struct { LilyFormat gate; LilyFormat up; uint32_t K; uint32_t I; float eps; } LilyGateUpArgs;
 
 // ---- mixture of experts -----------------------------------------------------------------------------------------
-// moe_gate_up: 0 h, 1 ssq, 2 weight, 3 logits f32[E], 4 ids u32[k] (w), 5 route f32[k] (w), 6 a act[k,I] (w), 7-9 gate, 10-12 up.
+// moe_gate_up: 0 h, 1 ssq, 2 weight, 3 logits f32[E], 4 ids u32[k] (w), 5 route f32[k] (w), 6 a act[k,I] (w), 7-9 gate, 10-12 up, 13-15 ninth_gate, 16-18 ninth_up, 19 shared act[S] (w).
 //              top-k of softmax(logits), ties to the lower index; a_j = round(silu(G_ej x) * (U_ej x)). grid: k * I/16; threadgroup 0 writes ids and route
+//              with `ninth` the shared expert too, in the formats of the others: S/16 threadgroups more
 // moe_down:    0 a act[k,I], 1 ids, 2 route, 3 shared act[S], 4 shared_logit f32[1], 5 h f32[H] (rw), 6 ssq (w), 7-9 down, 10-12 shared down. grid: H/16
 //              h += (sum over j of route_j * (D_ej a_j), j ascending) + sigmoid(shared_logit) * (D_s shared)
 // moe_gemv:    0 ids u32[k], 1 x act[K] or act[k,K] (per_expert_input), 2 y f32[k,N] (w), 3-5 W.   y_j = W_ej x(_j). grid: k * N/16
@@ -109,6 +110,7 @@ typedef struct {
   uint32_t K, I, S, H, E, k;
   uint32_t a_stride, b_stride;  // rows between experts
   uint32_t per_expert_input;
+  uint32_t ninth;
   float eps;
 } LilyMoeArgs;
 

@@ -46,6 +46,12 @@ void add_step(std::vector<Case>& cases, Random& r, const Experts& x) {
   stack(r, x.a, x.E, x.I, x.gap, x.K).push(buffers);
   stack(r, x.b, x.E, x.I, x.gap, x.K).push(buffers);
   cases.push_back(make_case("moe_gate_up", x.label(), a, buffers, x.k * groups_of(x.I, 16)));
+  a.ninth = 1;
+  a.S = 2 * x.I + 1;
+  r.weight(a.a, a.S, x.K).push(buffers);
+  r.weight(a.b, a.S, x.K).push(buffers);
+  buffers.push_back(out_acts(a.S));
+  cases.push_back(make_case("moe_gate_up", x.label() + " and a shared one", a, buffers, x.k * groups_of(x.I, 16) + groups_of(a.S, 16)));
 
   for (uint32_t each : {0u, 1u}) {
     a.per_expert_input = each;

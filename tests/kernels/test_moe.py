@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from harness import act, act_values, isas, make, run, step, variants
-from reference_linear import normed, ssq
+from reference_linear import gate_up_norm, normed, ssq
 from reference_moe import moe_combine_rows, moe_down, moe_gate_up, moe_gate_up_rows, moe_gemm_rows, moe_gemv, moe_group, moe_topk_rows
 from weights import blocks, close, weight
 
@@ -195,6 +195,32 @@ def test_moe_gate_up_is_its_parts(E, k, forms, storage, isa):
     assert (route == twin_route[0]).all()
     parts = [run_moe_gemv(w, E, ids, x, storage, isa) for w in (gate, up)]
     assert (a == run_swiglu(*parts, storage, isa)).all()
+
+
+@isa
+@storage
+@forms
+def test_the_shared_expert_may_go_as_a_ninth(forms, storage, isa):
+    """With the bits that it has beside the router, and the chosen experts with theirs."""
+    rng = np.random.default_rng(9)
+    E, k, K, inner, S = 16, 4, 192, 48, 70
+    gate, up = (weight(rng, E * inner, K, f) for f in forms)
+    shared_gate, shared_up = (weight(rng, S, K, f) for f in forms)
+    h, sums, norm, x = stream(rng, K, storage, isa)
+    logits = rng.normal(0, 1, E).astype(np.float32)
+    ids, route, a = run_gate_up(gate, up, h, sums, norm, logits, k, storage, isa)
+    found_ids, found_route, found = np.zeros_like(ids), np.zeros_like(route), np.zeros_like(a)
+    shared, beside = act(np.zeros(S), storage), act(np.zeros(S), storage)
+    both = [*shared_gate.buffers, *shared_up.buffers]
+    args = make("LilyMoeArgs", a=gate.format, b=up.format, K=K, I=inner, S=S, E=E, k=k, a_stride=inner, b_stride=inner, ninth=1, eps=EPS)
+    buffers = [h, sums, norm, logits, found_ids, found_route, found, *gate.buffers, *up.buffers, *both, shared]
+    run("moe_gate_up", args, buffers, k * blocks(inner) + blocks(S), isa=isa, storage=storage, split=3)
+    assert (found_ids == ids).all() and (found_route == route).all() and (found == a).all()
+    args = make("LilyGateUpArgs", gate=gate.format, up=up.format, K=K, I=S, eps=EPS)
+    run("gate_up_norm", args, [h, sums, norm, beside, *both], blocks(S), isa=isa, storage=storage)
+    assert (shared == beside).all()
+    want = gate_up_norm(act_values(x), shared_gate.values, shared_up.values)
+    close(act_values(shared), want, rounded=storage == "bfloat16")
 
 
 @isa

@@ -10,6 +10,7 @@ static uint32_t row_blocks(uint32_t rows) { return (rows + LILY_ROW_BLOCK - 1) /
 
 // h f32[K], ssq, weight f32[K], logits f32[E], ids u32[k], route f32[k], a act[k,I], gate and up stacks [E, I, K].
 // a_j = round(silu(G_ej x) * (U_ej x)), x = round(h * r * weight). Threadgroup g: expert g / ceil(I/16); 0 writes ids and route.
+// With `ninth` the shared expert comes last, ceil(S/16) threadgroups.
 // Every range routes the token again: E logits are read faster than another stage costs.
 template <class Act> static void moe_gate_up(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyMoeArgs>(c);
@@ -25,13 +26,23 @@ template <class Act> static void moe_gate_up(const KernelCall& c, uint32_t begin
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
   Input up_in = same_format(a.a, a.b) ? gate_in : arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
-  const uint32_t blocks = row_blocks(a.I);
-  for (uint32_t g = begin; g < end; g++) {
+  const uint32_t blocks = row_blocks(a.I), routed = a.k * blocks;
+  for (uint32_t g = begin; g < end && g < routed; g++) {
     uint32_t j = g / blocks, row = g % blocks * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
     float gx[16] = {}, ux[16] = {};
     dot_rows(gate, gate_in, uint64_t(ids[j]) * a.a_stride + row, n, gx);
     dot_rows(up, up_in, uint64_t(ids[j]) * a.b_stride + row, n, ux);
     store_n(buffer<Act>(c, 6) + uint64_t(j) * a.I + row, mul(silu(load(gx)), load(ux)), n);
+  }
+  if (!a.ninth || end <= routed) return;
+  gate = make_weight(a.a, a.K, c.buffers + 13);
+  up = make_weight(a.b, a.K, c.buffers + 16);
+  for (uint32_t g = begin > routed ? begin : routed; g < end; g++) {
+    uint32_t row = (g - routed) * LILY_ROW_BLOCK, n = smaller(a.S - row, LILY_ROW_BLOCK);
+    float gx[16] = {}, ux[16] = {};
+    dot_rows(gate, gate_in, row, n, gx);
+    dot_rows(up, up_in, row, n, ux);
+    store_n(buffer<Act>(c, 19) + row, mul(silu(load(gx)), load(ux)), n);
   }
 }
 

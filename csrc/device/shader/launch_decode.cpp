@@ -72,8 +72,9 @@ void check_experts(const Dispatch& d, const LilyMoeArgs& a) {
 Launch plan_moe_gate_up(const Dispatch& d, const std::string* variant) {
   const auto& a = args_of<LilyMoeArgs>(d);
   check_experts(d, a);
-  Launch l = launch(sized(d, a.K), a.k * cut(a.I, kGemvRows), kGemvThreads);
+  Launch l = launch(sized(d, a.K), a.k * cut(a.I, kGemvRows) + (a.ninth ? cut(a.S, kGemvRows) : 0), kGemvThreads);
   weights(l, d, a.a, a.K, a.b, a.K, variant);
+  if (a.ninth) l.reason = "forced: the shared expert as a ninth";
   return l;
 }
 
@@ -178,7 +179,7 @@ const std::vector<LaunchEntry>& decode_launches() {
       {"gemv_norm", plan_gemv, {"read"}},
       {"gemv_residual", plan_gemv, {"read"}},
       {"gate_up_norm", plan_gate_up_norm, {"read"}},
-      {"moe_gate_up", plan_moe_gate_up, {"read"}},
+      {"moe_gate_up", plan_moe_gate_up, {"read", "ninth"}},
       {"moe_down", plan_moe_down, {"read"}},
       {"moe_gemv", plan_moe_gemv, {"read"}},
       {"gdn_step", plan_gdn_step, {}},
