@@ -35,6 +35,26 @@ def moe_gate_up(E: int, k: int, inner: int, K: int, forms: tuple[str, str] = ("4
     return Case(arrays, [launch], checks, bytes=_chosen_bytes(gate.nbytes + up.nbytes, E, k) + 12 * K)
 
 
+def with_shared(E: int, k: int, inner: int, S: int, K: int) -> Case:
+    """The shared expert beside the chosen ones, as the default plan has it, or as a ninth of them in one dispatch."""
+    case = moe_gate_up(E, k, inner, K)
+    rng = np.random.default_rng(S)
+    case.arrays["shared"] = act_blank(S)
+    gate, up = (weight(rng, S, K, "4g64") for _ in range(2))
+    weights = [*gate.add(case.arrays, "shared_gate"), *up.add(case.arrays, "shared_up")]
+    alone = make("LilyGateUpArgs", gate=gate.format, up=up.format, K=K, I=S, eps=EPS)
+    beside = Launch("gate_up_norm", alone, ["h", "ssq", "norm", "shared", *weights], blocks(S))
+    args = make(
+        "LilyMoeArgs", a=gate.format, b=up.format, K=K, I=inner, S=S, E=E, k=k, a_stride=inner, b_stride=inner, ninth=1, eps=EPS
+    )  # fmt: skip
+    routed = case.launches[0]
+    joint = Launch("moe_gate_up", args, [*routed.buffers, *weights, "shared"], k * blocks(inner) + blocks(S))
+    forms = [Form("ninth", [joint], "moe_gate_up=ninth")]
+    return Case(
+        case.arrays, [beside, routed], {**case.checks, "shared": NORMED_ROUNDED}, forms=forms, bytes=case.bytes + gate.nbytes + up.nbytes
+    )
+
+
 def moe_down(E: int, k: int, inner: int, S: int, H: int, forms: tuple[str, str] = ("4g64", "4g64")) -> Case:
     rng = np.random.default_rng(E + H)
     arrays = {"a": act(normal(rng, k, inner)), "shared": act(normal(rng, S)), "logit": np.array([0.3], np.float32)}
@@ -151,6 +171,7 @@ def moe_combine_rows(T: int, k: int, H: int) -> Case:
 
 def specs() -> Iterator[Spec]:
     yield Spec("moe_gate_up", "4 of 16, 48 x 192, 8g64 and 4g64", partial(moe_gate_up, 16, 4, 48, 192, ("8g64", "4g64")))
+    yield Spec("moe_gate_up", "4 of 16, 48 x 192, and a shared one of 40", partial(with_shared, 16, 4, 48, 40, 192))
     yield Spec("moe_gate_up", "8 of 256, 16 x 2048", partial(moe_gate_up, 256, 8, 16, 2048))
     yield Spec("moe_gate_up", "10 of 512, 16 x 2112", partial(moe_gate_up, 512, 10, 16, 2112))  # the larger instance, the most experts
     yield Spec("moe_down", "4 of 16, 64 + 192 to 128", partial(moe_down, 16, 4, 64, 192, 128))
