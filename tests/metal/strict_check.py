@@ -26,7 +26,14 @@ _FLAGS = (
     "-Wno-unused-function",
     "-Wno-sign-compare",
 )
-_FLAGS += ("-Wno-undefined-inline", "-Wno-undefined-internal", "-Wno-unknown-pragmas", "-ferror-limit=0", "-fno-caret-diagnostics")
+_FLAGS += (
+    "-Wno-unused-command-line-argument",
+    "-Wno-undefined-inline",
+    "-Wno-undefined-internal",
+    "-Wno-unknown-pragmas",
+    "-ferror-limit=0",
+    "-fno-caret-diagnostics",
+)
 
 
 @dataclass(frozen=True)
