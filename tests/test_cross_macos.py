@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,12 +69,24 @@ def test_a_linked_file_with_a_foreign_symbol_is_refused(tmp_path, monkeypatch):
     )
     command = [FOLDER / "zig-c++", "-x", "c", "-bundle", "-Wl,@darwin-ld-cpython.sym", "-nostdlib++", source, "-o", target]
     monkeypatch.chdir(tmp_path)
-    assert os.spawnv(os.P_WAIT, command[0], [str(word) for word in command]) == 0
+    subprocess.run(command, check=True)
     taken, exported, oldest = check.read(target)
     assert taken["_malloc"] == check.SYSTEM and taken["_PyList_New"] == taken["_nobody_has_this"] == check.PYTHON
     assert check.problems(taken, exported, oldest, check.known_homes()) == [
         "_nobody_has_this has no known home: no library that the extension is linked with has it"
     ]
+
+
+def test_a_function_that_macos_14_lacks_does_not_compile(tmp_path, monkeypatch):
+    ziglang = pytest.importorskip("ziglang", reason="ziglang is not installed: .ci/cross_macos/run installs it")
+    monkeypatch.setenv("LILY_ZIG", str(Path(ziglang.__file__).with_name("zig")))
+    source = tmp_path / "a.cpp"
+    compiled = []
+    for function in ("__fabsf16", "fabsf"):  # since macOS 15, and ever since
+        source.write_text(f"#include <math.h>\nfloat f(float x) {{ return float({function}(x)); }}\n")
+        compiled.append(subprocess.run([FOLDER / "zig-c++", "-c", source, "-o", tmp_path / "a.o"], capture_output=True, text=True))
+    assert "'__fabsf16' is only available on macOS 15.0 or newer" in compiled[0].stderr
+    assert [run.returncode == 0 for run in compiled] == [False, True]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ sanitize=${SANITIZE:-ON}
 generator=
 command -v ninja > /dev/null && generator="-G Ninja"
 
+mkdir -p "$build"
 [ "${2:-}" = build ] || "${PYTHON:-python3}" tests/cpp/describe.py "$build/data" tests/data/fixtures/a_moe_q4g64 tests/data/fixtures/c_dense_q4g64_tied
 cmake -S . -B "$build" $generator -DCMAKE_BUILD_TYPE=None -DLILY_TEST_PROGRAM=ON -DLILY_SANITIZE="$sanitize" > "$build/configure.log" || { cat "$build/configure.log"; exit 1; }
 cmake --build "$build" --target lily_test --parallel "$(getconf _NPROCESSORS_ONLN)"
