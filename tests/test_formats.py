@@ -52,7 +52,7 @@ def test_every_prefix_is_the_same_model_also_beside_a_vision_tower(tmp_path, cap
     } | {vision: ("BF16", [4, 4], bytes(32))}
     with caplog.at_level(logging.INFO, "lily"):
         assert same_as(MOE, write(tmp_path, MOE, tensors=tensors))
-    assert len(caplog.records) == 1
+    assert [r.name for r in caplog.records].count("lily") == 1
 
 
 @pytest.mark.parametrize("name", ["layers.0.foo.weight", "layers.0.self_attn.q_proj.bias", "layers.9.input_layernorm.weight", "something"])

@@ -194,6 +194,15 @@ def test_a_tensor_library_that_does_not_compile_takes_nothing_down(matrix_units)
         assert model.generate(prompt(MOE, 7), max_tokens=1, ignore_eos=True).tokens
 
 
+def test_a_self_check_that_hangs_leaves_the_model_alone(matrix_units, monkeypatch):
+    """It runs on a device of its own."""
+    monkeypatch.setenv("LILY_METAL_TIMEOUT", "4")
+    matrix_units.fault("MTLCommandBuffer commit", "slow:5000")
+    with load(MOE, "metal") as model:
+        assert "tensor operations: off" in model.device.description and "has not answered" in model.device.description
+        assert model.generate(prompt(MOE, 7), max_tokens=1, ignore_eos=True).tokens
+
+
 def test_devices_tell_what_they_are(standin):  # noqa: F811
     standin.set(low_power=1)
     shown = [str(device) for device in lily.devices() if device.kind == "metal"]

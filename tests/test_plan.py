@@ -61,13 +61,39 @@ def test_a_decode_step_and_a_chunk_execute_what_the_plan_says(name, plan, monkey
         assert step == {"submissions": 2, "dispatches": planned.decode["dispatches"], "stages": planned.decode["stages"]}
 
 
-@pytest.mark.parametrize("rows", [16, 512, 2048, 8200])
-def test_no_stage_for_a_gpu_takes_a_second_at_any_context(rows, full_size):
+#: hidden size, layers, heads, key heads, linear key and value heads, then the width of a dense model or experts and theirs
+SIZES = {
+    "0.8b": (1024, 24, 8, 2, 16, 16, 3584), "2b": (2048, 24, 8, 2, 16, 16, 6144), "9b": (4096, 32, 16, 4, 16, 32, 12288),
+    "27b": (5120, 64, 24, 4, 16, 48, 17408), "35b-a3b": (2048, 40, 16, 2, 16, 32, (256, 8, 512)),
+    "122b-a10b": (3072, 48, 32, 2, 16, 64, (256, 8, 1024)), "397b-a17b": (4096, 60, 32, 2, 16, 64, (512, 10, 1024)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_stage_for_a_gpu_takes_a_second_at_any_context(size, tmp_path):
     """macOS ends command buffers of some seconds, and they are cut between stages: priced for the smallest GPU, whatever the context."""
-    config = ModelConfig.from_file(full_size)
-    for context in (rows, 32768, 262144):
-        chunk, step = native().testing.longest_stages(config.spec(), abstract_weights(config), "metal", rows, context)
-        assert 0 < chunk <= 1.0 and 0 < step <= 1.0
+    hidden, layers, heads, key_heads, linear_keys, linear_values, width = SIZES[size]
+    text = FULL_SIZE["text_config"] | {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": key_heads,
+        "linear_num_key_heads": linear_keys, "linear_num_value_heads": linear_values,
+    }  # fmt: skip
+    config = FULL_SIZE | {"text_config": text}
+    if isinstance(width, tuple):
+        text |= {"num_experts": width[0], "num_experts_per_tok": width[1], "moe_intermediate_size": width[2]}
+        text["shared_expert_intermediate_size"] = width[2]
+    else:
+        config["model_type"], text["model_type"], text["intermediate_size"] = "qwen3_5", "qwen3_5_text", width
+        for name in [name for name in text if "expert" in name or name.startswith("moe_")]:
+            del text[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    config = ModelConfig.from_file(tmp_path)
+    chunks = set()
+    for context in (4096, 32768, 262144):
+        for rows in (16, 0):
+            chunk, step, used = native().testing.longest_stages(config.spec(), abstract_weights(config), "metal", rows, context)
+            assert 0 < chunk <= 1.0 and 0 < step <= 1.0
+            chunks.add(used)
+    assert chunks == {16, 1024 if size == "27b" else 2048}, chunks
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim", "metal"])

@@ -254,7 +254,7 @@ NB_MODULE(_native, m) {
         lily::Policy policy = lily::Policy::from_environment();
         policy.traits = lily::device_traits(device);
         lily::Model model(spec_from(spec), weights_from(weights), lily::DType::bf16);
-        return plan_dict(model, policy, lily::Engine::kDefaultChunk);
+        return plan_dict(model, policy, lily::Engine::default_chunk(model, policy));
       },
       "spec"_a, "weights"_a, "device"_a = "auto", "The programs of a configuration, recorded without a device.");
   define_model(m);

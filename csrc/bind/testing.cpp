@@ -1,7 +1,7 @@
 #include "bind/testing.hpp"
 
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
@@ -169,11 +169,12 @@ nb::dict run_sim(const std::string& name, const std::string& storage, nb::bytes 
   return result;
 }
 
-// The stage that takes longest, at most, of a chunk's and of a decode step's programs: seconds, as a GPU device prices them.
-std::pair<double, double> longest_stages(nb::dict spec, nb::list weights, const std::string& device, uint32_t rows, uint32_t context) {
+// The stage that takes longest, at most, of a chunk's and of a decode step's programs: seconds, as a GPU device prices them. rows 0: the default chunk.
+std::tuple<double, double, uint32_t> longest_stages(nb::dict spec, nb::list weights, const std::string& device, uint32_t rows, uint32_t context) {
   Policy policy = Policy::from_environment();
   policy.traits = device_traits(device);
   Model model(spec_from(spec), weights_from(weights), DType::bf16);
+  if (!rows) rows = Engine::default_chunk(model, policy);
   auto longest = [](const Program& p) {
     double most = 0;
     for (const auto& stage : p.stages()) {
@@ -183,7 +184,7 @@ std::pair<double, double> longest_stages(nb::dict spec, nb::list weights, const 
     }
     return most;
   };
-  return {std::max(longest(model.prefill(rows, false, context, policy)), longest(model.head_rows(64, false))), longest(model.decode(context, policy))};
+  return {std::max(longest(model.prefill(rows, false, context, policy)), longest(model.head_rows(64, false))), longest(model.decode(context, policy)), rows};
 }
 
 }  // namespace

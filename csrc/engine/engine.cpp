@@ -6,6 +6,8 @@
 #include <thread>
 #include <unistd.h>
 
+#include "device/shader/estimate.hpp"
+
 namespace lily {
 
 std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<WeightSource>& sources, const std::string& device_name, uint64_t memory_limit,
@@ -19,6 +21,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   e->device_ = open_device(device_name);
   e->policy_.traits = e->device_->traits();
   e->model_ = std::make_unique<Model>(spec, sources, e->device_->storage());
+  e->chunk_ = default_chunk(*e->model_, e->policy_);
   uint64_t limit = memory_limit ? memory_limit : std::max<uint64_t>(e->device_->info().memory_bytes, 1);
   e->budget_ = std::make_shared<MemoryBudget>(limit);
 
@@ -60,6 +63,24 @@ void Engine::drain() {
 void Engine::set_chunk(uint32_t rows) {
   if (rows < 1 || rows > kMaxChunk) throw InvalidArgument("chunk is " + std::to_string(rows) + ", expected 1 to " + std::to_string(kMaxChunk));
   chunk_ = rows;
+}
+
+uint32_t Engine::default_chunk(const Model& model, const Policy& policy) {
+  constexpr double kLongest = 0.95;  // seconds of a stage
+  uint32_t chunk = kDefaultChunk;
+  if (!policy.traits.tile_map) return chunk;
+  auto longest = [&] {
+    const Program p = model.prefill(chunk, false, chunk, policy);
+    double most = 0;
+    for (const auto& stage : p.stages()) {
+      double seconds = 0;
+      for (uint32_t d : stage) seconds += estimate_seconds(p.dispatches()[d]);
+      most = std::max(most, seconds);
+    }
+    return most;
+  };
+  while (chunk > 256 && longest() > kLongest) chunk /= 2;
+  return chunk;
 }
 
 uint32_t Engine::cut_context(uint32_t rows, uint32_t tokens) const {

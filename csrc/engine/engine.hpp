@@ -89,6 +89,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   static uint32_t row_bucket(uint32_t rows, uint32_t chunk);
   static constexpr uint32_t kDefaultChunk = 2048;  // every sweep over the weights serves so many rows
+  // kDefaultChunk, or less for a wide model on a GPU: no stage may take longer than a second on the smallest one.
+  static uint32_t default_chunk(const Model& model, const Policy& policy);
 
  private:
   Engine();

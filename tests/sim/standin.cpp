@@ -2,6 +2,7 @@
 #include "standin.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
@@ -44,6 +45,10 @@ void drop(Obj* o) {
   World& w = world();
   if (o->refs <= 0) return w.complain(o->name + " was released once too often");
   if (--o->refs > 0) return;
+  if (auto* p = dynamic_cast<Pipeline*>(o); p && p->uses) w.complain(p->name + " was given back while command buffers use it");
+  for (Obj* other : w.objects)
+    if (auto* set = dynamic_cast<ResidencySet*>(other); set && set->refs > 0 && set->resident.count(static_cast<Buf*>(o)))
+      w.complain(o->name + " was given back while a residency set names it");
   if (auto* b = dynamic_cast<Buf*>(o)) {
     if (b->uses) w.complain(b->name + " was given back while " + std::to_string(b->uses) + " command buffers use it");
     std::free(b->data);
@@ -58,6 +63,13 @@ std::string shown(bool v) { return v ? "yes" : "no"; }
 std::string shown(const std::string& s) { return s; }
 std::string shown(const MtlSize& s) { return "(" + std::to_string(s.width) + ", " + std::to_string(s.height) + ", " + std::to_string(s.depth) + ")"; }
 
+// What is handed over must be alive too.
+void look(const char* selector, Object o) {
+  if (o && static_cast<Obj*>(o)->refs <= 0) world().complain(std::string(selector) + " was given " + static_cast<Obj*>(o)->name + ", which is gone");
+}
+template <class T>
+void look(const char*, const T&) {}
+
 // Records a message and says which fault it meets, "" for none. Called with the world locked.
 template <class... A>
 std::string enter(Object self, const char* cls, const char* selector, const A&... a) {
@@ -69,6 +81,7 @@ std::string enter(Object self, const char* cls, const char* selector, const A&..
     if (o->refs <= 0) w.complain(std::string(selector) + " was sent to " + o->name + ", which is gone");
     if (std::strcmp(cls, "NSObject") != 0 && o->cls != cls) w.complain(std::string(selector) + " was sent to a " + o->cls + ", expected a " + cls);
   }
+  (look(selector, a), ...);
   const std::string of_class = std::string(cls) + " " + selector;
   w.sent[selector]++;
   w.sent[of_class]++;
@@ -129,7 +142,7 @@ Object new_library(Object self, Object source, Object options, Object* error) {
   const uint64_t wanted = tensor ? 4u << 16 : (3u << 16) + 1;
   if (o->language < wanted) return refuse(error, file + ": error: language version " + std::to_string(o->language) + " is below " + std::to_string(wanted));
   if (tensor && world().property("os", 1505) < 2600) return refuse(error, file + ": error: invalid value for the language version");
-  if (o->math != 0) return refuse(error, file + ": error: fast mathematics would change the bits");
+  if (o->math != 0 || o->functions != 1) return refuse(error, file + ": error: fast mathematics would change the bits");
   auto* l = make<Library>();
   l->source = text;
   l->float32 = text.rfind("#define LILY_STORAGE_FLOAT32", 0) == 0;
@@ -216,14 +229,21 @@ void commit(Object self) {
   if (b->open_pass) w.complain("a command buffer was committed while it is encoded");
   if (b->status != 0) return w.complain("a command buffer was committed twice");
   b->status = 2;
+  if (++b->queue->outstanding > int(b->queue->limit)) w.complain("more command buffers than the queue holds: Metal would block");
   b->refs++;  // until it has ended
   std::set<Buf*> used;
+  std::set<Pipeline*> pipelines;
   for (const Pass& pass : b->passes)
     for (const Command& c : pass.commands) {
+      if (c.pipeline) pipelines.insert(c.pipeline);
       for (Buf* x : c.buffers)
         if (x) used.insert(x);
       if (c.indirect) used.insert(c.indirect);
     }
+  for (Pipeline* p : pipelines) {
+    if (p->refs <= 0) w.complain(p->name + " is gone, and a command buffer that is committed uses it");
+    p->uses++;
+  }
   for (Buf* x : used) {
     if (x->refs <= 0) w.complain(x->name + " is gone, and a command buffer that is committed uses it");
     x->uses++;
@@ -259,6 +279,7 @@ Messages table() {
   m.new_buffer = [](Object self, uint64_t length, uint64_t options) -> Object {
     LOCKED;
     if (!enter(self, "MTLDevice", "newBufferWithLength:options:", length, options).empty()) return nullptr;
+    if (options != 0) world().complain("a buffer that the host does not share, or whose hazards are not tracked");
     if (length == 0 || double(length) > world().property("max_buffer", 9.0 * (1ull << 30))) return nullptr;
     auto* b = make<Buf>();
     b->length = length;
@@ -284,7 +305,8 @@ Messages table() {
   m.init_options = [](Object self) -> Object { LOCKED; enter(self, "MTLCompileOptions", "init"); return self; };
   m.set_language_version = [](Object self, uint64_t v) { LOCKED; enter(self, "MTLCompileOptions", "setLanguageVersion:", v); static_cast<Options*>(self)->language = v; };
   m.set_math_mode = [](Object self, int64_t mode) { LOCKED; enter(self, "MTLCompileOptions", "setMathMode:", mode); static_cast<Options*>(self)->math = mode; };
-  m.set_fast_math = [](Object self, bool on) { LOCKED; enter(self, "MTLCompileOptions", "setFastMathEnabled:", on); static_cast<Options*>(self)->math = on ? 1 : 0; };
+  m.set_math_functions = [](Object self, int64_t functions) { LOCKED; enter(self, "MTLCompileOptions", "setMathFloatingPointFunctions:", functions); static_cast<Options*>(self)->functions = functions; };
+  m.set_fast_math = [](Object self, bool on) { LOCKED; enter(self, "MTLCompileOptions", "setFastMathEnabled:", on); static_cast<Options*>(self)->math = on ? 2 : 0; static_cast<Options*>(self)->functions = on ? 0 : 1; };
   m.new_library = new_library;
   m.alloc_constants = [](Object self) -> Object { LOCKED; enter(self, "MTLFunctionConstantValues", "alloc"); return make<Constants>(); };
   m.init_constants = [](Object self) -> Object { LOCKED; enter(self, "MTLFunctionConstantValues", "init"); return self; };
@@ -306,7 +328,7 @@ Messages table() {
   m.simdgroup_width = [](Object self) -> uint64_t { LOCKED; enter(self, "MTLComputePipelineState", "threadExecutionWidth"); return uint64_t(world().property("simdgroup_width", 32)); };
   m.threadgroup_memory = [](Object self) -> uint64_t { LOCKED; enter(self, "MTLComputePipelineState", "staticThreadgroupMemoryLength"); return uint64_t(world().property("static_memory", 0)); };
 
-  m.new_queue = [](Object self, uint64_t count) -> Object { LOCKED; if (!enter(self, "MTLDevice", "newCommandQueueWithMaxCommandBufferCount:", count).empty()) return nullptr; return make<Queue>(); };
+  m.new_queue = [](Object self, uint64_t count) -> Object { LOCKED; if (!enter(self, "MTLDevice", "newCommandQueueWithMaxCommandBufferCount:", count).empty()) return nullptr; auto* q = make<Queue>(); q->limit = count; return q; };
   m.add_residency_set = [](Object self, Object set) { LOCKED; enter(self, "MTLCommandQueue", "addResidencySet:", set); static_cast<Queue*>(self)->sets.push_back(static_cast<ResidencySet*>(set)); };
   m.command_buffer = [](Object self) -> Object {
     LOCKED;
@@ -402,6 +424,9 @@ Messages table() {
     if (b->status != 0) world().complain("a handler was added after commit");
     b->handlers.push_back({fn, context});
   };
+  m.array_count = [](Object) -> uint64_t { return 0; };  // of the list of GPUs, which only macOS has
+  m.array_object = [](Object, uint64_t) -> Object { return nullptr; };
+  m.awake_seconds = []() -> double { LOCKED; return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count() - world().property("slept", 0); };
   m.os_version = []() -> uint32_t { LOCKED; return uint32_t(world().property("os", 1505)); };
   m.annotate = [](Object encoder, const Touched& touched) {
     LOCKED;

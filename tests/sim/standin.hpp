@@ -15,7 +15,7 @@ using lily::metal::CompletedFn;
 using lily::metal::MtlSize;
 using lily::metal::Touched;
 
-// Nothing is deleted before reset(): a message to an object that was released is recognised.
+// Nothing is deleted: a message to an object that was released is recognised.
 struct Obj {
   explicit Obj(std::string class_name) : cls(std::move(class_name)) {}
   virtual ~Obj() = default;
@@ -46,7 +46,7 @@ struct ResidencySet : Obj {
 struct Options : Obj {
   Options() : Obj("MTLCompileOptions") {}
   uint64_t language = 0;
-  int64_t math = -1;
+  int64_t math = 2, functions = 0;  // relaxed or fast, fast: what a program gets that asks for nothing
 };
 struct Library : Obj {
   Library() : Obj("MTLLibrary") {}
@@ -74,6 +74,7 @@ struct Pipeline : Obj {
   std::string function;
   std::vector<uint32_t> constants;
   uint64_t threads = 0;
+  int uses = 0;  // command buffers that were committed and have not ended
   bool float32 = false;
 };
 struct Command {
@@ -95,6 +96,8 @@ struct Pass {
 struct Queue : Obj {
   Queue() : Obj("MTLCommandQueue") {}
   std::vector<ResidencySet*> sets;
+  uint64_t limit = 64;
+  int outstanding = 0;
 };
 struct CommandBuffer : Obj {
   CommandBuffer() : Obj("MTLCommandBuffer") {}

@@ -125,14 +125,18 @@ class Gpu {
       std::lock_guard<std::recursive_mutex> lock(w.mutex);
       double dispatches = 0;
       std::set<Buf*> used;
+      std::set<Pipeline*> pipelines;
+      buffer->queue->outstanding--;
       for (const Pass& pass : buffer->passes)
         for (const Command& c : pass.commands) {
           dispatches += !c.barrier;
+          if (c.pipeline) pipelines.insert(c.pipeline);
           for (Buf* b : c.buffers)
             if (b) used.insert(b);
           if (c.indirect) used.insert(c.indirect);
         }
       for (Buf* b : used) b->uses--;
+      for (Pipeline* p : pipelines) p->uses--;
       buffer->passes.clear();
       buffer->start = clock_;
       buffer->end = clock_ += dispatches * w.property("seconds_per_dispatch", 0);

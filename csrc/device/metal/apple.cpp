@@ -4,6 +4,7 @@
 #include <objc/message.h>
 #include <objc/runtime.h>
 #include <sys/sysctl.h>
+#include <time.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -41,12 +42,29 @@ void bind(R (*&entry)(Object, A...)) {
   entry = &send<I, R, A...>;
 }
 
+// From the kernel's version: the system's own is told differently to programs that were built for an older one. Darwin 25.2 is macOS 26.2, 24.5 is 15.5.
 uint32_t os_version() {
   char text[64] = "";
   size_t bytes = sizeof(text) - 1;
   unsigned major = 0, minor = 0;
-  if (sysctlbyname("kern.osproductversion", text, &bytes, nullptr, 0) == 0) std::sscanf(text, "%u.%u", &major, &minor);
-  return major * 100 + minor;
+  if (sysctlbyname("kern.osrelease", text, &bytes, nullptr, 0) == 0) std::sscanf(text, "%u.%u", &major, &minor);
+  if (major < 20) return 0;
+  return (major >= 25 ? major + 1 : major - 9) * 100 + minor;
+}
+
+double awake_seconds() { return double(clock_gettime_nsec_np(CLOCK_UPTIME_RAW)) * 1e-9; }
+
+Object (*default_device)();
+Object (*all_devices)();
+
+Object system_default_device() {
+  if (Object device = default_device()) return device;
+  Object array = all_devices ? all_devices() : nullptr;
+  if (!array) return nullptr;
+  Object device = send<k_array_count, uint64_t>(array) ? send<k_array_object, Object>(array, uint64_t(0)) : nullptr;
+  if (device) send<k_retain, Object>(device);
+  send<k_release, void>(array);
+  return device;
 }
 
 void on_completed(Object command_buffer, CompletedFn fn, void* context) {
@@ -69,8 +87,11 @@ const Messages* messages(std::string* reason) {
       }
     }
     static Messages m{};
-    m.system_default_device = reinterpret_cast<Object (*)()>(dlsym(RTLD_DEFAULT, "MTLCreateSystemDefaultDevice"));
-    if (!m.system_default_device) {
+    // Without it a program that has no window may be told that there is no GPU.
+    dlopen("/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics", RTLD_LAZY | RTLD_GLOBAL);
+    default_device = reinterpret_cast<Object (*)()>(dlsym(RTLD_DEFAULT, "MTLCreateSystemDefaultDevice"));
+    all_devices = reinterpret_cast<Object (*)()>(dlsym(RTLD_DEFAULT, "MTLCopyAllDevices"));
+    if (!default_device) {
       missing = "Metal.framework has no MTLCreateSystemDefaultDevice";
       return nullptr;
     }
@@ -81,12 +102,14 @@ const Messages* messages(std::string* reason) {
 #include "device/metal/messages.inc"
 #undef LILY_MESSAGE
 #undef LILY_CLASS_MESSAGE
+    m.system_default_device = system_default_device;
     m.class_named = [](const char* name) -> Object { return (Object)objc_getClass(name); };
     m.responds = [](Object object, const char* selector) { return bool(class_respondsToSelector(object_getClass((id)object), sel_registerName(selector))); };
     m.push_pool = objc_autoreleasePoolPush;
     m.pop_pool = objc_autoreleasePoolPop;
     m.on_completed = on_completed;
     m.os_version = os_version;
+    m.awake_seconds = awake_seconds;
     m.annotate = nullptr;
     return &m;
   }();

@@ -34,6 +34,9 @@ std::string shown(uint64_t bytes) {
   return text;
 }
 
+const char* const kForked = "Metal does not work in a process that was forked after lily was imported; start it anew (multiprocessing: the 'spawn' method)";
+bool forked() { return int(getpid()) != loaded_by; }
+
 bool read(const Messages& m, Object device, Limits& out, std::string& reason) {
   out.name = text_of(m, m.device_name(device));
   out.os = m.os_version();
@@ -45,7 +48,7 @@ bool read(const Messages& m, Object device, Limits& out, std::string& reason) {
   if (out.os < 1400) {
     reason = "it needs macOS 14 or later, this is macOS " + std::to_string(out.os / 100) + "." + std::to_string(out.os % 100);
   } else if (out.family < 7 || !m.unified_memory(device)) {
-    reason = "the GPU " + out.name + " is not of Apple silicon (M1 or later)";
+    reason = "the GPU " + out.name + " is of Apple family " + std::to_string(out.family) + ", expected 7 (M1) or later; a virtual machine shows less than the GPU can do";
   } else if (out.threadgroup_memory < 32768) {
     reason = "the GPU " + out.name + " gives a threadgroup " + std::to_string(out.threadgroup_memory) + " bytes, expected 32768";
   } else {
@@ -59,12 +62,12 @@ bool read(const Messages& m, Object device, Limits& out, std::string& reason) {
 uint64_t process_bytes() { return held_by_process; }
 
 bool read_limits(Limits& limits, std::string& reason) {
-  const Messages* m = messages(&reason);
-  if (!m) return false;
-  if (int(getpid()) != loaded_by) {
-    reason = "Metal does not work in a process that was forked after lily was imported; start it anew (multiprocessing: the 'spawn' method)";
+  if (forked()) {
+    reason = kForked;
     return false;
   }
+  const Messages* m = messages(&reason);
+  if (!m) return false;
   Pool pool(*m);
   Owned device(*m, m->system_default_device());
   if (!device) {
@@ -104,6 +107,10 @@ Gpu::~Gpu() {
   if (residency_ && residency_requested_) m.end_residency(residency_.get());
 }
 
+void Gpu::refuse_fork() const {
+  if (forked()) throw DeviceError(kForked);
+}
+
 Owned Gpu::new_queue(uint64_t command_buffers) {
   Owned queue(m, m.new_queue(device_.get(), command_buffers));
   if (!queue) throw DeviceError("the GPU " + limits_.name + " gave no command queue; restart the process");
@@ -112,6 +119,7 @@ Owned Gpu::new_queue(uint64_t command_buffers) {
 }
 
 std::pair<Object, uint8_t*> Gpu::allocate(uint64_t bytes) {
+  refuse_fork();
   const uint64_t size = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   const std::string advice = "close other models or lower max_context, load a smaller or more strongly quantised checkpoint, or raise the system's limit "
                              "(sudo sysctl iogpu.wired_limit_mb=MEGABYTES)";
@@ -140,12 +148,13 @@ std::pair<Object, uint8_t*> Gpu::allocate(uint64_t bytes) {
 }
 
 void Gpu::free(Object buffer, uint64_t bytes) {
+  if (forked()) return;  // the parent's
   const uint64_t size = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   Pool pool(m);
   std::lock_guard<std::mutex> lock(memory_mutex_);
   if (residency_) {
     m.remove_allocation(residency_.get(), buffer);
-    residency_changed_ = true;
+    m.commit_residency(residency_.get());  // the set must not name what is gone
   }
   m.release(buffer);
   held_ -= size;

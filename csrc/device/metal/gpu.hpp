@@ -54,6 +54,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   // Empty when the library of tensor operations compiles here; else the reason. It is asked for apart from the others.
   std::string compile_tensor();
 
+  void refuse_fork() const;  // DeviceError in a forked child, before any message
+
  private:
   struct Library {
     KernelSource source;

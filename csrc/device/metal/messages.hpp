@@ -39,10 +39,11 @@ struct Messages {
   void (*pop_pool)(void* pool);
   void (*on_completed)(Object command_buffer, CompletedFn fn, void* context);  // makes the block of addCompletedHandler:
   uint32_t (*os_version)();                          // 26.2 is 2602
+  double (*awake_seconds)();                         // a clock that stands still while the machine sleeps
   void (*annotate)(Object encoder, const Touched& touched);  // null on macOS
 };
 
-constexpr uint32_t kMessagesVersion = 1;  // of this struct, between the extension and a stand-in
+constexpr uint32_t kMessagesVersion = 2;  // of this struct, between the extension and a stand-in
 
 // Null with a reason where neither Metal nor a stand-in is there. Filled once.
 const Messages* messages(std::string* reason = nullptr);

@@ -16,7 +16,6 @@ namespace lily {
 namespace metal {
 namespace {
 
-using Clock = std::chrono::steady_clock;  // stands still while the machine sleeps
 constexpr double kShort = 1e-3;           // seconds
 constexpr auto kRest = std::chrono::seconds(2);  // idle for so long, the Mac may sleep again
 
@@ -41,8 +40,8 @@ std::string shown(double seconds) {
 
 class MetalDevice : public Device {
  public:
-  explicit MetalDevice(DType storage)
-      : storage_(storage), settings_(Settings::from_environment()), gpu_(Gpu::open(storage == DType::f32)), tuning_(Tuning::from_environment()),
+  MetalDevice(DType storage, const Settings& settings)
+      : storage_(storage), settings_(settings), gpu_(Gpu::open(storage == DType::f32)), tuning_(Tuning::from_environment()),
         timeline_(std::make_shared<Timeline>(gpu_->m)), pace_(settings_.slice), process_(int(getpid())), awake_(gpu_->m, settings_.keep_awake) {
     {
       Pool pool(gpu_->m);
@@ -50,7 +49,7 @@ class MetalDevice : public Device {
     }
     worker_ = Thread([this] { work(); });
     try {
-      tensor_ = choose_tensor(*gpu_, settings_, *this);
+      tensor_ = choose_tensor(gpu_->limits(), settings_, storage_, [this] { return probe(); });
     } catch (...) {
       stop();
       throw;
@@ -60,7 +59,17 @@ class MetalDevice : public Device {
 
   ~MetalDevice() override { stop(); }
 
+  // The self-check of the tensor operations, on a device of its own: whatever happens there, this one is as it was.
+  TensorChoice probe() const {
+    Settings apart = settings_;
+    apart.tensor = Settings::Tensor::off;
+    apart.timeout = std::min(apart.timeout, 10.0);
+    MetalDevice other(DType::bf16, apart);
+    return examine_tensor(*other.gpu_, other);
+  }
+
   DeviceInfo info() const override { return describe_device(gpu_->limits(), storage_ == DType::f32, tensor_.shown()); }
+  const TensorChoice& tensor() const { return tensor_; }
   DType storage() const override { return storage_; }
   DeviceTraits traits() const override {
     DeviceTraits t = gpu_traits();
@@ -122,7 +131,7 @@ class MetalDevice : public Device {
     FlightPtr flight;
     size_t begin, end;
     double estimated;
-    Clock::time_point committed;
+    double committed;  // by the clock that stands still while the machine sleeps
   };
 
   void stop() {
@@ -159,8 +168,8 @@ class MetalDevice : public Device {
       for (FlightPtr& f : arrived) flights_.push_back(std::move(f));
       for (Completion& c : done) settle(c);
       if (FlightPtr f = encodable()) advance(*f, f);
-      if (!parts_.empty() && Clock::now() - parts_.front().committed > std::chrono::duration<double>(settings_.timeout))
-        lose("the GPU has not answered for " + shown(settings_.timeout) + " seconds; load the model anew, or restart the process");
+      if (!parts_.empty() && gpu_->m.awake_seconds() - parts_.front().committed > settings_.timeout)
+        lose("the GPU has not answered for " + shown(settings_.timeout) + " seconds; when it does, the model works again");
       retire();
     }
     awake_.end();
@@ -230,7 +239,7 @@ class MetalDevice : public Device {
     double estimated = 0;
     if (f.single.empty())
       for (size_t i = f.next; i < end; i++) estimated += f.program->seconds[i];
-    parts_.push_back({next_id_, shared, f.next, end, estimated, Clock::now()});
+    parts_.push_back({next_id_, shared, f.next, end, estimated, m.awake_seconds()});
     f.outstanding++;
     commit(timeline_, buffer, next_id_++);
     if (read) {
@@ -241,12 +250,16 @@ class MetalDevice : public Device {
 
   void settle(const Completion& c) {
     auto at = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.id == c.id; });
-    if (at == parts_.end()) return;  // given up before
+    if (at == parts_.end()) {  // given up before; when all of them have ended the GPU is there again
+      std::lock_guard<std::mutex> lock(timeline_->mutex);
+      if (silent_ && timeline_->kept.empty()) lost_.clear(), silent_ = false;
+      return;
+    }
     const Part part = *at;
     parts_.erase(at);
     Flight& f = *part.flight;
     f.outstanding--;
-    if (c.lost && lost_.empty()) lost_ = c.error;
+    if (c.lost) lost_ = c.error, silent_ = false;
     if (!c.ok) {
       const Dispatch& first = f.program->dispatches[f.stages()[part.begin].front()];
       return f.end(Ticket::Status::failed, int(part.begin), c.error + " [stages " + std::to_string(part.begin) + " to " + std::to_string(part.end - 1) + ", from " + first.label + "]");
@@ -288,12 +301,16 @@ class MetalDevice : public Device {
     f.ticket->finish(f.result, f.stage, f.log);
   }
 
-  // Everything under way fails. What the GPU may still write to is never given back.
+  // Everything under way fails. What the GPU may still write to is given back when it has answered.
   void lose(const std::string& why) {
     lost_ = why;
-    auto* kept = new std::vector<BindingSet>;
+    silent_ = true;
+    {
+      std::lock_guard<std::mutex> lock(timeline_->mutex);
+      for (const Part& p : parts_) timeline_->kept[p.id] = std::make_shared<BindingSet>(p.flight->submission.bindings);
+      for (const Completion& c : timeline_->done) timeline_->kept.erase(c.id);  // heard of in the meantime
+    }
     for (FlightPtr& f : flights_) {
-      if (f->outstanding) kept->push_back(f->submission.bindings);
       f->outstanding = 0;
       f->end(Ticket::Status::failed, int(f->next), why);
     }
@@ -320,14 +337,15 @@ class MetalDevice : public Device {
   std::deque<FlightPtr> flights_;
   std::deque<Part> parts_;
   uint64_t next_id_ = 1;
-  std::string lost_;
+  std::string lost_;     // why nothing runs any more
+  bool silent_ = false;  // because the GPU does not answer: it may yet
   Awake awake_;
 };
 
 }  // namespace
 }  // namespace metal
 
-DevicePtr make_metal_device(DType storage) { return std::make_shared<metal::MetalDevice>(storage); }
+DevicePtr make_metal_device(DType storage) { return std::make_shared<metal::MetalDevice>(storage, metal::Settings::from_environment()); }
 
 std::vector<DeviceInfo> metal_device_infos() {
   metal::Limits limits;
@@ -339,8 +357,7 @@ std::vector<DeviceInfo> metal_device_infos() {
     tensor = metal::tensor_gate(limits, settings);
     // Only a GPU that may have them is asked in full, and only once.
     if (tensor.empty()) {
-      if (!metal::known_tensor_choice()) metal::MetalDevice asked(DType::bf16);
-      tensor = metal::known_tensor_choice()->shown();
+      tensor = metal::MetalDevice(DType::bf16, settings).tensor().shown();
     } else {
       tensor = metal::TensorChoice{false, false, tensor}.shown();
     }

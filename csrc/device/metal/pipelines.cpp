@@ -9,7 +9,7 @@ namespace lily::metal {
 namespace {
 
 constexpr uint64_t kLanguage31 = (3u << 16) + 1, kLanguage40 = 4u << 16;
-constexpr int64_t kMathSafe = 0;
+constexpr int64_t kMathSafe = 0, kFunctionsPrecise = 1;
 constexpr uint64_t kNoOptions = 0;
 constexpr int kCompilers = 4;  // libraries compiled side by side
 
@@ -32,15 +32,18 @@ Gpu::Library& Gpu::library_of(const std::string& function) {
 
 // Once for each library; a failure is kept and told to everyone who asks.
 void Gpu::build(Library& l) {
+  refuse_fork();
   std::call_once(l.once, [&] {
     Pool pool(m);
     Owned options(m, m.init_options(m.alloc_options(m.class_named("MTLCompileOptions"))));
     // The default is the language of the SDK that a program was linked with, and this one has none.
     m.set_language_version(options.get(), l.source.tensor ? kLanguage40 : kLanguage31);
-    if (m.responds(options.get(), "setMathMode:"))
+    if (m.responds(options.get(), "setMathMode:")) {
       m.set_math_mode(options.get(), kMathSafe);
-    else
+      m.set_math_functions(options.get(), kFunctionsPrecise);  // the default is fast, also in safe mode
+    } else {
       m.set_fast_math(options.get(), false);
+    }
     Object error = nullptr;
     l.library = Owned(m, m.new_library(device_.get(), string_of(m, l.source.text), options.get(), &error));
     if (!l.library) l.failure = l.source.name + " was refused by the Metal compiler: " + describe(m, error);
@@ -80,6 +83,7 @@ std::string Gpu::compile_tensor() {
 Object Gpu::pipeline(const Launch& launch) {
   std::string key = launch.function + "/" + std::to_string(launch.threads);
   for (uint32_t c : launch.constants) key += "," + std::to_string(c);
+  refuse_fork();
   std::lock_guard<std::mutex> lock(pipeline_mutex_);
   auto found = pipelines_.find(key);
   if (found == pipelines_.end()) {

@@ -18,13 +18,14 @@ const char* const kKernels[] = {"gemm", "gemm_residual", "gate_up_rows", "moe_ge
 std::mutex choice_mutex;
 std::optional<TensorChoice> known;
 
-// One product of 64 rows with a 4-bit weight, and its value in float64.
+// One product of `live` rows with a 4-bit weight, and its value in float64.
 struct Trial {
   static constexpr uint32_t T = 64, K = 256, N = 128, group = 64;
+  uint32_t live;
   BufferPtr step, x, y, codes, scales, biases;
   std::vector<double> expected, magnitude;
 
-  explicit Trial(Device& device) {
+  Trial(Device& device, uint32_t live_rows) : live(live_rows) {
     step = device.allocate(sizeof(LilyStep));
     x = device.allocate(T * K * 2);
     y = device.allocate(T * N * 4);
@@ -32,7 +33,7 @@ struct Trial {
     scales = device.allocate(N * K / group * 2);
     biases = device.allocate(N * K / group * 2);
     LilyStep s{};
-    s.rows = T;
+    s.rows = live;
     std::memcpy(step->host(), &s, sizeof s);
     uint32_t state = 1;
     auto random = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
@@ -90,44 +91,52 @@ struct Trial {
     }
     ticket->check();
     const auto* out = reinterpret_cast<const float*>(y->host());
-    return {out, out + T * N};
+    return {out, out + live * N};
   }
 
-  // The largest error in units of the sum of the products' sizes.
-  double error(const std::vector<float>& y) const {
+  // The largest difference in units of the sum of the products' sizes; not-a-number is one.
+  template <class A, class B>
+  double largest(const A& a, const B& b) const {
     double worst = 0;
-    for (size_t i = 0; i < y.size(); i++) {
-      const double e = std::fabs(double(y[i]) - expected[i]) / magnitude[i];
-      if (!(e <= worst)) worst = e;  // also not-a-number
+    for (size_t i = 0; i < live * N; i++) {
+      const double e = std::fabs(double(a[i]) - double(b[i])) / magnitude[i];
+      if (!(e <= worst)) worst = e;
+      if (std::isnan(e)) return e;
     }
     return worst;
   }
+  double error(const std::vector<float>& y) const { return largest(y, expected); }
+  double distance(const std::vector<float>& a, const std::vector<float>& b) const { return largest(a, b); }
 };
 
-TensorChoice examine(Gpu& gpu, Device& device) {
+}  // namespace
+
+TensorChoice examine_tensor(Gpu& gpu, Device& device) {
   const double bound = std::ldexp(1.0, -14);  // a float32 sum of 256 products is within 2^-16
   TensorChoice c;
   try {
     if (c.reason = gpu.compile_tensor(); !c.reason.empty()) return c;
-    Trial trial(device);
-    const double plain = trial.error(trial.run(gpu, device, "tile32"));
-    const std::vector<float> small = trial.run(gpu, device, "tensor16"), large = trial.run(gpu, device, "tensor32");
-    const double worst = std::max(trial.error(small), trial.error(large));
-    if (!(worst <= bound)) {
-      c.reason = "self-check failed: error " + std::to_string(worst) + " of the products' sizes, simdgroup_matrix has " + std::to_string(plain);
-      return c;
+    for (uint32_t live : {64u, 41u}) {  // whole tiles, and a part of one
+      Trial trial(device, live);
+      const std::vector<float> plain = trial.run(gpu, device, "tile32"), small = trial.run(gpu, device, "tensor16"), large = trial.run(gpu, device, "tensor32");
+      for (const auto* y : {&small, &large}) {
+        const double error = trial.error(*y), apart = trial.distance(*y, plain), own = trial.error(plain);
+        if (error <= bound && apart <= bound && own <= bound) continue;
+        c.reason = "self-check failed: error " + std::to_string(error) + " of the products' sizes, " + std::to_string(apart) + " from simdgroup_matrix, whose own is " + std::to_string(own);
+        return c;
+      }
+      c.one_tile = c.one_tile || std::memcmp(small.data(), large.data(), small.size() * sizeof(float)) != 0;
     }
     c.use = true;
-    c.one_tile = std::memcmp(small.data(), large.data(), small.size() * sizeof(float)) != 0;
     c.reason = c.one_tile ? "self-check passed; tiles of 16 and 32 rows differ in bits, so that all have 32" : "self-check passed, equal bits from both tile sizes";
+  } catch (const OutOfMemoryError&) {
+    throw;
   } catch (const Error& e) {
     c.use = false;
     c.reason = e.what();
   }
   return c;
 }
-
-}  // namespace
 
 std::string tensor_gate(const Limits& limits, const Settings& settings) {
   if (settings.tensor == Settings::Tensor::off) return "switched off by LILY_METAL_TENSOR";
@@ -137,18 +146,18 @@ std::string tensor_gate(const Limits& limits, const Settings& settings) {
   return "";
 }
 
-TensorChoice choose_tensor(Gpu& gpu, const Settings& settings, Device& device) {
-  if (gpu.float32()) return {false, false, "activations in float32"};
-  const std::string closed = tensor_gate(gpu.limits(), settings);
+TensorChoice choose_tensor(const Limits& limits, const Settings& settings, DType storage, const std::function<TensorChoice()>& examine) {
+  if (storage == DType::f32) return {false, false, "activations in float32"};
+  const std::string closed = tensor_gate(limits, settings);
   if (!closed.empty()) return {false, false, closed};
   std::lock_guard<std::mutex> lock(choice_mutex);
-  if (!known) known = examine(gpu, device);
-  return *known;
-}
-
-const TensorChoice* known_tensor_choice() {
-  std::lock_guard<std::mutex> lock(choice_mutex);
-  return known ? &*known : nullptr;
+  if (known) return *known;
+  try {
+    known = examine();
+    return *known;
+  } catch (const Error& e) {  // no memory, say: asked again the next time
+    return {false, false, e.what()};
+  }
 }
 
 void forget_tensor_choice() {

@@ -1,5 +1,6 @@
 // Whether this GPU's matrix units do the products of prefill: asked of the system, then proven on the GPU itself.
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -19,11 +20,12 @@ struct TensorChoice {
 // Why the GPU or the system has none; "" when it is worth asking.
 std::string tensor_gate(const Limits& limits, const Settings& settings);
 
-// Compiles the library, runs products of both tile sizes, and compares them with simdgroup_matrix and with float64. Once a process; never throws for
-// what the GPU does, only for a wrong setting.
-TensorChoice choose_tensor(Gpu& gpu, const Settings& settings, Device& device);
-const TensorChoice* known_tensor_choice();  // null before the first
-void forget_tensor_choice();                // for tests
+// Compiles the library, runs products of both tile sizes, whole tiles and parts of one, and compares them with simdgroup_matrix and with float64.
+// Never throws for what the GPU does.
+TensorChoice examine_tensor(Gpu& gpu, Device& device);
+// What holds for a device: the gate, then what `examine` finds, which is asked once a process.
+TensorChoice choose_tensor(const Limits& limits, const Settings& settings, DType storage, const std::function<TensorChoice()>& examine);
+void forget_tensor_choice();  // for tests
 
 // The products go to the tensor library where nothing else is forced.
 void apply(const TensorChoice& choice, Tuning& tuning);

@@ -44,8 +44,13 @@ void completed(void* context, Object buffer) noexcept {
     }
   } catch (...) {  // no memory for the words
   }
+  std::shared_ptr<const void> kept;
   {
     std::lock_guard<std::mutex> lock(t.mutex);
+    if (auto found = t.kept.find(c.id); found != t.kept.end()) {
+      kept = std::move(found->second);
+      t.kept.erase(found);
+    }
     t.done.push_back(std::move(c));
   }
   t.wake.notify_all();

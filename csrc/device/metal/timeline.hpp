@@ -2,6 +2,7 @@
 #pragma once
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +25,8 @@ struct Timeline {
   std::mutex mutex;
   std::condition_variable wake;  // of the device's thread
   std::deque<Completion> done;
+  // What command buffers that were given up on may still write to, by their id: given back when they end after all.
+  std::map<uint64_t, std::shared_ptr<const void>> kept;
 };
 
 // Commits the buffer; its completion is put into the timeline, which lives as long as anything in flight.

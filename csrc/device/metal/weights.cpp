@@ -163,7 +163,14 @@ std::vector<Binding> load_weights(const std::shared_ptr<Gpu>& gpu, const std::ve
         std::lock_guard<std::mutex> lock(mutex);
         running++;
       }
-      threads.emplace_back(work);
+      try {
+        threads.emplace_back(work);
+      } catch (const DeviceError&) {
+        std::lock_guard<std::mutex> lock(mutex);
+        running--;
+        if (threads.empty()) throw;
+        break;  // those that there are do the work
+      }
     }
     std::unique_lock<std::mutex> lock(mutex);
     while (running) {

@@ -175,9 +175,8 @@ def _prepare(options: dict[str, Any]) -> tuple[list[Any], Any]:
         arms = [Arm("lily")]
         if program is not None and any((directory / "gguf").glob("q4_*.gguf")):
             arms.append(Arm("llama.cpp"))
-    gpu = any(entry.kind not in ("cpu", "sim") for entry in lily.devices()) and not all(
-        arm.device.startswith("cpu") for arm in arms if arm.engine == "lily"
-    )
+    # The default device comes first; a stand-in for a GPU, there for tests, never does.
+    gpu = lily.devices()[0].kind not in ("cpu", "sim") and not all(arm.device.startswith("cpu") for arm in arms if arm.engine == "lily")
     return arms, Setting(directory, options["threads"] or module.default_threads(), program, gpu)
 
 

@@ -147,6 +147,14 @@ class Variants:
         self._open.clear()
 
 
+_NO_TENSOR = ("this GPU has no matrix units", "they need macOS", "switched off", "activations in float32")
+
+
+def may_lack_tensor(description: str) -> bool:
+    """Whether a device may have no tensor operations: those of a GPU that has matrix units, on a system that knows them, must work."""
+    return "tensor operations: off (" not in description or any(reason in description for reason in _NO_TENSOR)
+
+
 def setting(variant: str) -> str:
     """The value of LILY_KERNEL, for many kernels together, that holds "kernel=name"."""
     kernel, name = variant.split("=")

@@ -15,7 +15,7 @@ from lily.device import devices
 from lily.errors import DeviceError, GPUError
 from lily.selftest import catalogue, model
 from lily.selftest.case import Case, Form, Launch, Spec
-from lily.selftest.device import NoAnswerError, OpenDevice, Outcome, Variants, user_kernels
+from lily.selftest.device import NoAnswerError, OpenDevice, Outcome, Variants, may_lack_tensor, user_kernels
 from lily.selftest.measure import Error, differing
 
 if TYPE_CHECKING:
@@ -166,9 +166,14 @@ class Bench:
                 return self._row(spec, case, form.name, found, max(errors, key=lambda error: error.value))
             return self._row(spec, case, form.name, found, _worst(case, found.arrays, want))
         except Exception as error:
-            # Tensor operations are of some GPUs alone; a device that lacks them says so before anything runs.
-            lacking = form.name.startswith("tensor") and isinstance(error, DeviceError) and not isinstance(error, GPUError)
-            return self._failed(Row(spec.kernel, spec.shape, form.name, LEFT_OUT if lacking else FAILED, text=_text(error)), error)
+            return self._failed(
+                Row(spec.kernel, spec.shape, form.name, LEFT_OUT if self._lacks(form.name, error) else FAILED, text=_text(error)), error
+            )
+
+    def _lacks(self, form: str, error: Exception) -> bool:
+        """Tensor operations are of some GPUs alone; a device that lacks them says so before anything runs."""
+        said = isinstance(error, DeviceError) and not isinstance(error, GPUError)
+        return form.startswith("tensor") and said and may_lack_tensor(self.report.device["description"])
 
     def _failed(self, row: Row, error: Exception) -> Row:
         """After a device has not answered it is asked nothing more."""
@@ -222,8 +227,7 @@ class Bench:
                 text = "; ".join(f"{error.where}: {error}" for error in errors if not error.ok)
                 yield Row(model.NAME, check.what, check.form, FAILED if text else PASSED, worst, text=text)
             except Exception as error:
-                lacking = check.form.startswith("tensor") and isinstance(error, DeviceError) and not isinstance(error, GPUError)
-                yield Row(model.NAME, check.what, check.form, LEFT_OUT if lacking else FAILED, text=_text(error))
+                yield Row(model.NAME, check.what, check.form, LEFT_OUT if self._lacks(check.form, error) else FAILED, text=_text(error))
         if small:
             why = "minutes on the simulator; --full runs them"
             if self.report.options.quick or self.device.kernels:
