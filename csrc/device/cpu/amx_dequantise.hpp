@@ -1,14 +1,11 @@
 // Weights for tile products: 32 outputs of a matrix as bf16 tiles [k/32][2][16 outputs][32 of k], 64 of k at a time and a few rows at
 // a time, so that the work fits between tile instructions. Values are those of gemm_tile.hpp: bf16(scale * q + bias).
 #pragma once
-#include "device/cpu/amx_tiles.hpp"
-#include "device/cpu/gemm_tile.hpp"
+#include "device/cpu/amx_panel.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
 
-constexpr uint32_t kPairK = 64;                 // depth that is dequantised at once: a group, two tiles
-constexpr uint32_t kPairWords = 4 * kTileWords;
-constexpr uint32_t kBlockN = 32, kBlockT = 32;  // outputs and rows of the tiles that are summed at once
+constexpr uint32_t kPairK = 64;  // depth that is dequantised at once: a group, two tiles
 
 // Consecutive rows of a weight. Rows past the last one that exists repeat it.
 struct Block {

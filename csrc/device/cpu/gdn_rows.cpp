@@ -1,7 +1,6 @@
 // The row kernels around the recurrent scan: convolution, q/k norms and gates, gated norm. Rows past step.rows are not touched.
 #include "device/cpu/gdn.hpp"
 #include "device/cpu/kernel.hpp"
-#include "device/cpu/stream.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
 namespace {
@@ -36,7 +35,6 @@ template <class Act> static void conv_rows(const KernelCall& c, uint32_t begin, 
   const float* weight = buffer<float>(c, 2);
   const ConvRows<Act> x{buffer<float>(c, 1), buffer<Act>(c, 3), a.ld_qkv, C};
   float* y = buffer<float>(c, 5);
-  const Stream stream(y, C, rows);
   // All channels of the range row by row: neighbours in memory stay neighbours in time.
   const uint32_t from = begin * kConvChannels, to = end * kConvChannels < C ? end * kConvChannels : C;
   for (uint32_t t = 0; t < rows; t++)
@@ -44,7 +42,7 @@ template <class Act> static void conv_rows(const KernelCall& c, uint32_t begin, 
       const float* w = weight + i;
       V x0 = conv_input(x, int64_t(t) - 3, i), x1 = conv_input(x, int64_t(t) - 2, i), x2 = conv_input(x, int64_t(t) - 1, i);
       V r = conv_silu(load(w), load(w + C), load(w + 2 * C), load(w + 3 * C), x0, x1, x2, conv_input(x, t, i));
-      stream.write(y + uint64_t(t) * C + i, r);
+      store(y + uint64_t(t) * C + i, r);
     }
   store_conv(x, int64_t(rows) - 1, from, to, buffer<Act>(c, 4));
   for (uint32_t s = 0; s < step.n_snapshots && s < LILY_MAX_SNAPSHOTS; s++)

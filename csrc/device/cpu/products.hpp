@@ -37,10 +37,9 @@ template <class Act, uint32_t S, class Done> static void vector_products(const P
 }
 
 #if defined(LILY_AMX)
-template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, Done done) {
+template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, TileScratch& scratch, Done done) {
   alignas(64) float acc[S * kAccFloats];
-  const uint32_t K = uint32_t(p.x.K), pass = panel_rows(K);
-  TileScratch& scratch = TileScratch::get(K);
+  const uint32_t pass = panel_rows(uint32_t(p.x.K));
   Panel panel{scratch.b, 0, 0};
   TileSession tiles;
   for (uint32_t t = p.first, rows; t < p.last; t += rows) {
@@ -62,7 +61,8 @@ template <uint32_t S, class Done> static void tile_products(const Product<Bf16, 
 
 template <class Act, uint32_t S, class Done> LILY_INLINE void products(const Product<Act, S>& p, Done done) {
 #if defined(LILY_AMX)
-  if constexpr (sizeof(Act) == sizeof(Bf16)) return tile_products(p, done);
+  if constexpr (sizeof(Act) == sizeof(Bf16))
+    if (TileScratch* scratch = TileScratch::get(uint32_t(p.x.K))) return tile_products(p, *scratch, done);
 #endif
   vector_products(p, done);
 }
