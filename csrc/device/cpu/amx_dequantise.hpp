@@ -79,8 +79,8 @@ class Fill {
   // A group of 64 codes of 4 bits has 16 possible values: rounded once, then looked up, 32 codes with one instruction.
   __attribute__((always_inline)) void row4(uint32_t pair, uint32_t i) {
     // word j of a 128-bit part takes byte j/2 of its four twice; a shift brings the code to the bits that choose a word of the table
-    const __m512i doubled = _mm512_set_epi64(0x0f0f0f0f0e0e0e0ell, 0x0d0d0d0d0c0c0c0cll, 0x0b0b0b0b0a0a0a0all, 0x0909090908080808ll, 0x0707070706060606ll,
-                                             0x0505050504040404ll, 0x0303030302020202ll, 0x0101010100000000ll);
+    const __m512i doubled = _mm512_set_epi64(0x0f0f0f0f0e0e0e0ell, 0x0d0d0d0d0c0c0c0cll, 0x0b0b0b0b0a0a0a0all, 0x0909090908080808ll, 0x0707070706060606ll, 0x0505050504040404ll,
+                                             0x0303030302020202ll, 0x0101010100000000ll);
     const uint8_t* codes = codes_[i] + 32 * pair;
     if (pair % 2 == 0) __builtin_prefetch(codes + kBlockN * block_.w->row_bytes, 0, 2);
     const V value = fma(splat(groups_[i * stride_ + pair]), digits(), splat(groups_[(kBlockN + i) * stride_ + pair]));
