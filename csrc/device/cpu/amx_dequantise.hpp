@@ -62,7 +62,8 @@ class Fill {
       any(pair, from, to);
   }
   void all(uint32_t pair) { part(pair, 0, block_.rows); }
-  const Block& block() const { return block_; }
+
+  uint32_t begun = 0;  // pairs of the block that are done already
 
  private:
   __attribute__((always_inline)) void read_groups(const uint8_t* p, float* out) {

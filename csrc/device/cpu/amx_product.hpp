@@ -67,15 +67,27 @@ LILY_INLINE void multiply_pairs(const uint32_t* a, const uint32_t* b, uint32_t d
       });
 }
 
-// All of K; the first rows of a panel meanwhile dequantise what comes `kAhead` pairs later.
-template <uint32_t N, uint32_t T> static void multiply_block(const uint32_t* a, const uint32_t* b, uint32_t depth, bool first, Fill& fill, float* c) {
+// Where a block of 32 rows stands in its panel: the first one dequantises the weights of all, the last one begins with those of the next outputs.
+struct Turn {
+  bool first, last;
+  Block next;
+};
+
+// All of K. What is dequantised meanwhile comes `kAhead` pairs later.
+template <uint32_t N, uint32_t T> static void multiply_block(const uint32_t* a, const uint32_t* b, uint32_t depth, const Turn& turn, Fill& fill, float* c) {
   const uint32_t pairs = (depth + 1) / 2, filled = pairs > kAhead ? pairs - kAhead : 0;
   zero_sums<N, T>();
-  if (first)
+  if (turn.first)
     multiply_pairs<N, T, true>(a, b, depth, 0, filled, fill, kAhead);
   else
     multiply_pairs<N, T, false>(a, b, depth, 0, filled, fill, 0);
-  multiply_pairs<N, T, false>(a, b, depth, filled, pairs, fill, 0);
+  if (turn.last && turn.next.rows == N * kTileRows && depth >= 4 * kAhead && depth % 2 == 0) {
+    fill.start(turn.next);
+    multiply_pairs<N, T, true>(a, b, depth, filled, pairs, fill, 0);
+    fill.begun = kAhead;
+  } else {
+    multiply_pairs<N, T, false>(a, b, depth, filled, pairs, fill, 0);
+  }
   store_sums<N, T>(c);
 }
 
@@ -88,16 +100,16 @@ LILY_INLINE void spread_sums(const float* c, float* acc) {
 }
 
 // One block of outputs times all rows of a panel: sums into acc[row][64] from output n0 of the tile on.
-static void multiply_panel_rows(const Block& block, const Panel& x, TileScratch& scratch, uint32_t n0, float* acc) {
+static void multiply_panel_rows(const Block& block, const Block& next, const Panel& x, const uint32_t* a, Fill& fill, uint32_t n0, float* acc) {
   alignas(64) float c[4 * kTileWords];
-  Fill fill(scratch.a, scratch.groups);
-  fill.start(block);
-  for (uint32_t pair = 0; pair < kAhead && 2 * pair < x.depth; pair++) fill.all(pair);
+  if (!fill.begun) fill.start(block);
+  for (uint32_t pair = fill.begun; pair < kAhead && 2 * pair < x.depth; pair++) fill.all(pair);
+  fill.begun = 0;
   const bool narrow = block.rows <= kTileRows;
   for (uint32_t b = 0; b < x.blocks(); b++) {
     const bool single = x.single(b);
     auto run = narrow ? (single ? multiply_block<1, 1> : multiply_block<1, 2>) : (single ? multiply_block<2, 1> : multiply_block<2, 2>);
-    run(scratch.a, x.tiles(b), x.depth, b == 0, fill, c);
+    run(a, x.tiles(b), x.depth, {b == 0, b + 1 == x.blocks(), next}, fill, c);
     for (uint32_t i = 0; i < 4; i++)
       if ((i < 2 || !narrow) && (i % 2 == 0 || !single)) spread_sums(c + i * kTileWords, acc + (b * kBlockT + i % 2 * 16) * kTileN + n0 + i / 2 * 16);
   }

@@ -37,6 +37,24 @@ template <class Act, uint32_t S, class Done> static void vector_products(const P
 }
 
 #if defined(LILY_AMX)
+// The blocks of 32 outputs of a product in the order of work: tiles of outputs, operands, halves of a tile.
+template <uint32_t S> struct Walk {
+  const Product<Bf16, S>& p;
+  uint32_t tile, s = 0, n0 = 0;
+
+  uint32_t outputs() const { return smaller(kTileN, p.N - tile * kTileN); }
+  bool ends_tile() const { return n0 + kBlockN >= outputs() && s + 1 == S; }
+  Block block() const {
+    if (tile >= p.end) return {};
+    const uint32_t left = outputs() - n0;
+    return {p.operand[s].w, p.operand[s].row + uint64_t(tile) * kTileN + n0, left - 1, left > kTileRows ? kBlockN : kTileRows};
+  }
+  Walk next() const {
+    if (n0 + kBlockN < outputs()) return {p, tile, s, n0 + kBlockN};
+    return s + 1 < S ? Walk{p, tile, s + 1} : Walk{p, tile + 1};
+  }
+};
+
 template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, TileScratch& scratch, Done done) {
   alignas(64) float acc[S * kAccFloats];
   const uint32_t pass = panel_rows(uint32_t(p.x.K));
@@ -45,14 +63,15 @@ template <uint32_t S, class Done> static void tile_products(const Product<Bf16, 
   for (uint32_t t = p.first, rows; t < p.last; t += rows) {
     rows = smaller(pass, p.last - t);
     panel.pack(p.x, t, rows);
+    Fill fill(scratch.a, scratch.groups);
     for (uint32_t tile = p.begin; tile < p.end; tile++) {
-      const uint32_t outputs = smaller(kTileN, p.N - tile * kTileN);
-      for (uint32_t s = 0; s < S; s++)
-        for (uint32_t n0 = 0; n0 < outputs; n0 += kBlockN) {
-          const uint32_t left = outputs - n0;
-          const Block block{p.operand[s].w, p.operand[s].row + uint64_t(tile) * kTileN + n0, left - 1, left > kTileRows ? kBlockN : kTileRows};
-          multiply_panel_rows(block, panel, scratch, n0, acc + s * kAccFloats);
-        }
+      bool more = true;
+      for (Walk<S> at{p, tile}; more;) {
+        const Walk<S> next = at.next();
+        multiply_panel_rows(at.block(), next.block(), panel, scratch.a, fill, at.n0, acc + at.s * kAccFloats);
+        more = !at.ends_tile();
+        at.s = next.s, at.n0 = next.n0;
+      }
       done(tile, t, rows, acc);
     }
   }
