@@ -103,7 +103,7 @@ CpuChoice choose_cpu_kernel(const std::string& name) {
   const std::vector<std::string> variants = cpu_variants();
   // An instruction set is a whole one: where tiles have no kernel of their own, AVX-512 is theirs.
   auto choice_of = [&](const std::string& isa, const char* reason) -> CpuChoice {
-    if (on_tiles(isa) && !own_kernel(name, isa, false)) return {"avx512", std::string(reason) + "; " + isa + " is for matrix products of prefill"};
+    if (on_tiles(isa) && !own_kernel(name, isa, false)) return {"avx512", std::string(reason) + "; " + isa + " is for matrix products and attention of prefill"};
     return {isa, reason};
   };
   const char* forced = std::getenv("LILY_KERNEL");
