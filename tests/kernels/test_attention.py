@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import reference_attention as reference
-from harness import act, act_values, affordable, isas, make, run, step
+from harness import act, act_values, affordable, isas, make, run, step, variants
 
 import lily
 
@@ -15,6 +15,7 @@ STORAGES = ["bfloat16", "float32"]
 HEADS = [(8, 1), (16, 2), (4, 2), (4, 1)]
 CHUNKS = [1, 7, 64, 300]
 POSITIONS = [0, 5, 255, 256, 1000]
+X86 = [name for name in variants() if name in ("amx", "amx-emulated", "avx512", "avx2")]
 # Relative RMS error. A probability within an fp32 error of the middle between two bfloat16 values may be rounded the other way:
 # a few in 10,000. Over many rows that is a few 1e-5 of the RMS; one row with a heavy key so rounded reaches 3e-4. Nothing else differs.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-4}
@@ -169,7 +170,7 @@ def test_rows_against_float64(hq, hkv, rows, position, storage):
     o = reference.attn_rows(c.a, act_values(c.q[position : position + rows]), k, v, position, storage)
     expected = reference.gate_rows(c.a, o, c.qkv[position : position + rows])
     plain = {}
-    for isa in isas():
+    for isa in variants():
         if (isa == "portable" and rows > 7) or not affordable(isa, rows, position + rows):
             continue
         plain[isa] = c.rows(position, rows, isa, gated=0)
@@ -180,8 +181,7 @@ def test_rows_against_float64(hq, hkv, rows, position, storage):
         x = np.zeros_like(gated)
         run("gate_rows", c.a, [step(rows=rows), plain[isa], c.qkv[position:].copy(), x], rows, isa=isa, storage=storage)
         assert x.tobytes() == gated.tobytes()
-    if {"avx2", "avx512"} <= set(plain):
-        assert plain["avx2"].tobytes() == plain["avx512"].tobytes()
+    assert len({plain[isa].tobytes() for isa in X86 if isa in plain}) <= 1
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -206,11 +206,20 @@ def test_rows_leave_dead_rows_alone():
     assert (x[20:] == 7).all() and x[:20].tobytes() == c.rows(5, 20).tobytes()
 
 
-def test_a_later_key_of_infinity_does_not_reach_earlier_rows():
-    c = Context(arguments(4, 2), 64, "float32")
-    clean = c.rows(0, 64)
-    c.V[c.table[0], :, 40], c.K[c.table[0], :, 41] = np.inf, np.nan
-    assert c.rows(0, 64)[:40].tobytes() == clean[:40].tobytes()
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("isa", [name for name in variants() if name != "sim"])
+def test_a_later_key_of_infinity_does_not_reach_earlier_rows(isa, storage):
+    c = Context(arguments(4, 2), 64, storage)
+    clean = c.rows(0, 64, isa)
+    c.V[c.table[0], :, 40], c.K[c.table[0], :, 41] = act(np.inf, storage), act(np.nan, storage)
+    assert c.rows(0, 64, isa)[:40].tobytes() == clean[:40].tobytes()
+
+
+@pytest.mark.parametrize("d,r", [(48, 16), (80, 32), (128, 64), (256, 64)])
+def test_x86_variants_agree_about_any_rows_and_head_dim(d, r):
+    c = Context(arguments(6, 2, d, r), 200, "bfloat16")
+    for position, rows in ((0, 200), (61, 5), (63, 70), (130, 33)):
+        assert len({c.rows(position, rows, isa).tobytes() for isa in X86}) <= 1, (position, rows)
 
 
 def test_odd_head_dims_and_large_scores():

@@ -20,6 +20,13 @@ inline thread_local TileRegisters tile_registers;
 template <int T> LILY_INLINE void tile_zero() { std::memset(tile_registers.word[T], 0, kTileBytes); }
 template <int T> LILY_INLINE void tile_load(const void* p) { std::memcpy(tile_registers.word[T], p, kTileBytes); }
 template <int T> LILY_INLINE void tile_store(void* p) { std::memcpy(p, tile_registers.word[T], kTileBytes); }
+// The same with rows that are `stride` bytes apart.
+template <int T> LILY_INLINE void tile_load(const void* p, uint64_t stride) {
+  for (int i = 0; i < 16; i++) std::memcpy(tile_registers.word[T][i], static_cast<const char*>(p) + i * stride, 64);
+}
+template <int T> LILY_INLINE void tile_store(void* p, uint64_t stride) {
+  for (int i = 0; i < 16; i++) std::memcpy(static_cast<char*>(p) + i * stride, tile_registers.word[T][i], 64);
+}
 template <int C, int A, int B> static __attribute__((noinline)) void tile_multiply() {
   auto& r = tile_registers;
   FlushSubnormals flush;
@@ -44,6 +51,8 @@ struct TileSession {
 template <int T> LILY_INLINE void tile_zero() { __asm__ volatile("tilezero %%tmm%c0" ::"i"(T)); }
 template <int T> LILY_INLINE void tile_load(const void* p) { __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(64l) : "memory"); }
 template <int T> LILY_INLINE void tile_store(void* p) { __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(p), "r"(64l) : "memory"); }
+template <int T> LILY_INLINE void tile_load(const void* p, uint64_t stride) { __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride) : "memory"); }
+template <int T> LILY_INLINE void tile_store(void* p, uint64_t stride) { __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(p), "r"(stride) : "memory"); }
 template <int C, int A, int B> LILY_INLINE void tile_multiply() { __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B)); }
 
 // Tiles are configured for as long as this lives. The whole operand is named: with less of it the compiler drops its stores.

@@ -5,10 +5,12 @@
 #include "device/cpu/kernel.hpp"
 #include "device/cpu/simd.hpp"
 
+#if !defined(LILY_UNROLL)
 #if defined(__clang__)
 #define LILY_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define LILY_UNROLL _Pragma("GCC unroll 8")
+#endif
 #endif
 
 namespace lily::cpu::LILY_CPU_NS {

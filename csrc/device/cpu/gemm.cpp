@@ -2,6 +2,7 @@
 // Bytes moved: the weight once per 256 rows, x once per four tiles. Rows past step->rows are neither read nor written.
 #include "device/cpu/kernel.hpp"
 #include "device/cpu/products.hpp"
+#include "device/cpu/stream.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
 
@@ -18,9 +19,13 @@ LILY_INLINE void for_tiles(const KernelCall& c, const LilyGemmArgs& a, uint32_t 
 // step, x act[T,K], y f32[T,ldy], W [N,K]; y[t][out + n] = x_t . W_n, rounded when args.round. grid: N/64
 template <class Act> static void gemm(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemmArgs>(c);
+  const Stream stream(buffer<float>(c, 2) + a.out, a.ldy, buffer<LilyStep>(c, 0)->rows);
   for_tiles<Act>(c, a, begin, end, [&](uint32_t t, uint32_t n0, uint32_t n, const float* sums) {
     float* y = buffer<float>(c, 2) + uint64_t(t) * a.ldy + a.out + n0;
-    for (uint32_t j = 0; j < n; j += 16) store_n(y + j, a.round ? round_act<Act>(load(sums + j)) : load(sums + j), n - j);
+    for (uint32_t j = 0; j < n; j += 16) {
+      const V v = a.round ? round_act<Act>(load(sums + j)) : load(sums + j);
+      n - j >= 16 ? stream.write(y + j, v) : store_n(y + j, v, n - j);
+    }
   });
 }
 

@@ -195,7 +195,7 @@ template <class Act> static void dequantise(const Column& column, uint32_t k0, u
 
 // s[r] = sum over every second k of 32 of x[r][k] * wt[k], ascending; meanwhile fetches 16 lines from `next`.
 template <uint32_t R> LILY_INLINE void every_second(V s[R][kVectors], const float* x, const float* wt, const float* next) {
-  LILY_UNROLL for (uint32_t r = 0; r < R; r++) LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) s[r][v] = mul(splat(x[r * kTileK]), load(wt + 16 * v));
+  LILY_UNROLL for (uint32_t r = 0; r < R; r++) LILY_UNROLL for (uint32_t v = 0; v < kVectors; v++) s[r][v] = fma(splat(x[r * kTileK]), load(wt + 16 * v), zero());
   for (uint32_t k = 2; k < 32; k += 2) {
     V w[kVectors];
     __builtin_prefetch(next + k * 8);

@@ -9,6 +9,7 @@ namespace lily::cpu::LILY_CPU_NS {
 template <class Act> static void gemv(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemvArgs>(c);
   Weight w = make_weight(a.fmt, a.K, c.buffers + 2);
+  prefetch_first(w, begin * LILY_ROW_BLOCK);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
   Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
@@ -31,6 +32,11 @@ template <class Act> static void gemv(const KernelCall& c, uint32_t begin, uint3
 template <class Act> static void gemv_norm(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemvArgs>(c);
   Weight w = make_weight(a.fmt, a.K, c.buffers + 4);
+  for (uint32_t i = 0, base = 0; i < a.n_segments; i++) {
+    const uint32_t groups = (a.seg[i].rows + LILY_ROW_BLOCK - 1) / LILY_ROW_BLOCK;
+    if (begin >= base && begin < base + groups) prefetch_first(make_weight(a.fmt, a.K, c.buffers + 4 + 3 * i), (begin - base) * LILY_ROW_BLOCK);
+    base += groups;
+  }
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
@@ -54,6 +60,7 @@ template <class Act> static void gemv_norm(const KernelCall& c, uint32_t begin, 
 template <class Act> static void gemv_residual(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemvArgs>(c);
   Weight w = make_weight(a.fmt, a.K, c.buffers + 3);
+  prefetch_first(w, begin * LILY_ROW_BLOCK);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
   Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
@@ -72,6 +79,8 @@ template <class Act> static void gemv_residual(const KernelCall& c, uint32_t beg
 template <class Act> static void gate_up_norm(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGateUpArgs>(c);
   Weight gate = make_weight(a.gate, a.K, c.buffers + 4), up = make_weight(a.up, a.K, c.buffers + 7);
+  prefetch_first(gate, begin * LILY_ROW_BLOCK);
+  prefetch_first(up, begin * LILY_ROW_BLOCK);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));

@@ -20,13 +20,14 @@ bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// The processor has bf16 tiles, the system saves them, and this process may use them: Linux grants that once, on request.
+// The processor has bf16 tiles and the conversion to bf16, the system saves the tiles, and this process may use them: Linux grants that once, on request.
 bool has_amx() {
 #if defined(__linux__)
-  constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kSaved = 3u << 17;
+  constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kConversion = 1u << 5, kSaved = 3u << 17;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kBf16) == 0) return false;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & kConversion) == 0) return false;
   unsigned low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -102,7 +103,7 @@ CpuChoice choose_cpu_kernel(const std::string& name) {
   const std::vector<std::string> variants = cpu_variants();
   // An instruction set is a whole one: where tiles have no kernel of their own, AVX-512 is theirs.
   auto choice_of = [&](const std::string& isa, const char* reason) -> CpuChoice {
-    if (on_tiles(isa) && !own_kernel(name, isa, false)) return {"avx512", std::string(reason) + "; " + isa + " is for matrix products of prefill"};
+    if (on_tiles(isa) && !own_kernel(name, isa, false)) return {"avx512", std::string(reason) + "; " + isa + " is for matrix products and attention of prefill"};
     return {isa, reason};
   };
   const char* forced = std::getenv("LILY_KERNEL");

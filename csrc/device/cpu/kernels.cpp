@@ -4,7 +4,7 @@
 
 #if defined(LILY_AMX)  // what differs from AVX-512
 #undef LILY_KERNEL_FILES
-#define LILY_KERNEL_FILES(X) X(gemm) X(moe_rows)
+#define LILY_KERNEL_FILES(X) X(gemm) X(moe_rows) X(attention_rows)
 #endif
 
 namespace lily::cpu::LILY_CPU_NS {

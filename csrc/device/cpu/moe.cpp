@@ -22,11 +22,15 @@ template <class Act> static void moe_gate_up(const KernelCall& c, uint32_t begin
     std::memcpy(c.buffers[5], route, a.k * 4);
   }
   Weight gate = make_weight(a.a, a.K, c.buffers + 7), up = make_weight(a.b, a.K, c.buffers + 10);
+  const uint32_t blocks = row_blocks(a.I), routed = a.k * blocks, first = begin % blocks * LILY_ROW_BLOCK;
+  if (begin < routed) {
+    prefetch_first(gate, uint64_t(ids[begin / blocks]) * a.a_stride + first);
+    prefetch_first(up, uint64_t(ids[begin / blocks]) * a.b_stride + first);
+  }
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
   Input up_in = same_format(a.a, a.b) ? gate_in : arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
-  const uint32_t blocks = row_blocks(a.I), routed = a.k * blocks;
   for (uint32_t g = begin; g < end && g < routed; g++) {
     uint32_t j = g / blocks, row = g % blocks * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
     float gx[16] = {}, ux[16] = {};
@@ -55,6 +59,7 @@ template <class Act> static void moe_down(const KernelCall& c, uint32_t begin, u
   const uint32_t* ids = buffer<uint32_t>(c, 1);
   const float* route = buffer<float>(c, 2);
   Weight down = make_weight(a.a, a.I, c.buffers + 7), shared = make_weight(a.b, a.S, c.buffers + 10);
+  prefetch_first(down, uint64_t(ids[0]) * a.a_stride + begin * LILY_ROW_BLOCK);
   const float gate = sigmoid1(*buffer<float>(c, 4));
   float* natural = LILY_STACK_FLOATS(vector_floats(a.I > a.S ? a.I : a.S));
   float* scratch = LILY_STACK_FLOATS(arranged_floats(down) + arranged_floats(shared));

@@ -2,6 +2,7 @@
 // Order of sums and tiles in gemm_tile.hpp; a slot's bits do not depend on how many rows its expert got.
 #include "device/cpu/kernel.hpp"
 #include "device/cpu/products.hpp"
+#include "device/cpu/stream.hpp"
 
 namespace lily::cpu::LILY_CPU_NS {
 
@@ -22,12 +23,16 @@ template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t beg
   const uint32_t* offsets = buffer<uint32_t>(c, 0);
   const RowSource<Act> x{buffer<const Act>(c, 2), a.by_slot ? nullptr : buffer<uint32_t>(c, 1), a.K};
   const Weight w = make_weight(a.a, a.K, c.buffers + 4);
+  const Stream stream(buffer<float>(c, 3), a.N, offsets[a.E]);
   for_experts(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
     const Product<Act, 1> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&w, uint64_t(e) * a.a_stride}}};
     products(p, [&](uint32_t tile, uint32_t s, uint32_t rows, const float* acc) {
       const uint32_t n = smaller(kTileN, a.N - tile * kTileN);
-      for (uint32_t r = 0; r < rows; r++)
-        for (uint32_t j = 0; j < n; j += 16) store_n(buffer<float>(c, 3) + uint64_t(s + r) * a.N + tile * kTileN + j, load(acc + r * kTileN + j), n - j);
+      for (uint32_t r = 0; r < rows; r++) {
+        const float* sums = acc + r * kTileN;
+        float* y = buffer<float>(c, 3) + uint64_t(s + r) * a.N + tile * kTileN;
+        for (uint32_t j = 0; j < n; j += 16) n - j >= 16 ? stream.write(y + j, load(sums + j)) : store_n(y + j, load(sums + j), n - j);
+      }
     });
   });
 }

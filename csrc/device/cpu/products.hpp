@@ -37,51 +37,42 @@ template <class Act, uint32_t S, class Done> static void vector_products(const P
 }
 
 #if defined(LILY_AMX)
-// The patches of a product in the order of work: tiles of outputs, operands, blocks of 32 outputs, steps of K.
+// The blocks of 32 outputs of a product in the order of work: tiles of outputs, operands, halves of a tile.
 template <uint32_t S> struct Walk {
   const Product<Bf16, S>& p;
-  uint32_t tile, s = 0, n0 = 0, k = 0;
+  uint32_t tile, s = 0, n0 = 0;
 
   uint32_t outputs() const { return smaller(kTileN, p.N - tile * kTileN); }
-  bool ends_block() const { return k + kStepK >= p.x.K; }
-  bool ends_tile() const { return ends_block() && n0 + kBlockN >= outputs() && s + 1 == S; }
-  Patch patch() const {
-    if (tile >= p.end) return {p.operand[0].w, 0, 0, 0, 0, 0};
+  bool ends_tile() const { return n0 + kBlockN >= outputs() && s + 1 == S; }
+  Block block() const {
+    if (tile >= p.end) return {};
     const uint32_t left = outputs() - n0;
-    return {p.operand[s].w, p.operand[s].row + uint64_t(tile) * kTileN + n0, left - 1, left > kTileRows ? kBlockN : kTileRows, k, smaller(kStepK, uint32_t(p.x.K) - k)};
+    return {p.operand[s].w, p.operand[s].row + uint64_t(tile) * kTileN + n0, left - 1, left > kTileRows ? kBlockN : kTileRows};
   }
-  void advance() {
-    if (!ends_block()) {
-      k += kStepK;
-      return;
-    }
-    k = 0;
-    n0 += kBlockN;
-    if (n0 < outputs()) return;
-    n0 = 0;
-    if (++s < S) return;
-    s = 0;
-    tile++;
+  Walk next() const {
+    if (n0 + kBlockN < outputs()) return {p, tile, s, n0 + kBlockN};
+    return s + 1 < S ? Walk{p, tile, s + 1} : Walk{p, tile + 1};
   }
 };
 
-template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, Done done) {
+template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, TileScratch& scratch, Done done) {
   alignas(64) float acc[S * kAccFloats];
-  TileScratch scratch;
-  Panel panel;
-  TileSession tiles;
   const uint32_t pass = panel_rows(uint32_t(p.x.K));
+  Panel panel{scratch.b, 0, 0};
+  TileSession tiles;
   for (uint32_t t = p.first, rows; t < p.last; t += rows) {
     rows = smaller(pass, p.last - t);
     panel.pack(p.x, t, rows);
-    Walk<S> at{p, p.begin}, next = at;
-    Fill(at.patch(), scratch.a[0]).all();
-    for (uint32_t turn = 0; at.tile < p.end; turn ^= 1, at.tile = next.tile, at.s = next.s, at.n0 = next.n0, at.k = next.k) {
-      next.advance();
-      Fill fill(next.patch(), scratch.a[turn ^ 1]);
-      multiply_patch(at.patch(), scratch.a[turn], panel, scratch.c, fill);
-      if (at.ends_block()) spread_patch(at.patch(), panel, scratch.c, at.n0, acc + at.s * kAccFloats);
-      if (at.ends_tile()) done(at.tile, t, rows, acc);
+    Fill fill(scratch.a, scratch.groups);
+    for (uint32_t tile = p.begin; tile < p.end; tile++) {
+      bool more = true;
+      for (Walk<S> at{p, tile}; more;) {
+        const Walk<S> next = at.next();
+        multiply_panel_rows(at.block(), next.block(), panel, scratch.a, fill, at.n0, acc + at.s * kAccFloats);
+        more = !at.ends_tile();
+        at.s = next.s, at.n0 = next.n0;
+      }
+      done(tile, t, rows, acc);
     }
   }
 }
@@ -89,7 +80,8 @@ template <uint32_t S, class Done> static void tile_products(const Product<Bf16, 
 
 template <class Act, uint32_t S, class Done> LILY_INLINE void products(const Product<Act, S>& p, Done done) {
 #if defined(LILY_AMX)
-  if constexpr (sizeof(Act) == sizeof(Bf16)) return tile_products(p, done);
+  if constexpr (sizeof(Act) == sizeof(Bf16))
+    if (TileScratch* scratch = TileScratch::get(uint32_t(p.x.K))) return tile_products(p, *scratch, done);
 #endif
   vector_products(p, done);
 }

@@ -100,6 +100,10 @@ template <uint32_t R> LILY_INLINE void reduce_rows(const V* acc, float* y) {
 
 // How far ahead codes are fetched: into the rows after those at hand, and far enough to hide memory when rows are short.
 LILY_INLINE uint64_t prefetch_distance(uint64_t rows_bytes) { return rows_bytes > 4096 ? rows_bytes : 4096; }
+// The first codes of a range, while its vector is still being made ready.
+LILY_INLINE void prefetch_first(const Weight& w, uint64_t row) {
+  for (uint32_t i = 0; i < 4096; i += 64) __builtin_prefetch(w.row(row) + i, 0, 2);
+}
 // The next rows' scales and biases.
 template <uint32_t R> LILY_INLINE void prefetch_groups(const Weight& w, uint64_t first) {
   for (uint32_t i = 0; i < R * w.groups * 2; i += 64) {
@@ -145,25 +149,34 @@ LILY_INLINE V scale_pair(const uint8_t* p) {
 #endif
 }
 
+// Rows of 4 bits that are read side by side: more of them hide latency better, fewer are nearer to one stream of memory.
+#if defined(__AVX512F__)
+constexpr uint32_t kSideBySide = 2;
+#else
+constexpr uint32_t kSideBySide = 4;
+#endif
+
 // Each of these computes R rows from `first` at once, to hide the latency of their chains; R never changes a row's bits.
 struct DotAffine4 {
   template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
     const V table = digits();
     const uint8_t* codes = w.row(first);
     const uint8_t* scales = w.row_scales(first);
-    const uint64_t row_bytes = w.row_bytes, scale_bytes = w.groups * 2, ahead = prefetch_distance(R * row_bytes);
+    constexpr uint32_t side = R < kSideBySide ? R : kSideBySide;
+    const uint64_t row_bytes = w.row_bytes, scale_bytes = w.groups * 2, ahead = prefetch_distance(side * row_bytes);
     prefetch_groups<R>(w, first);
     V acc[R];
     LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = bias_part(w.row_biases(first + r), in.sums, w.groups);
     const uint32_t steps = w.K / 128;
-    for (uint32_t s = 0; s < steps; s++) {
-      const float* x = in.x + 128 * s;
-      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
-        const uint8_t* p = codes + r * row_bytes + 64 * s;
-        __builtin_prefetch(p + ahead);
-        acc[r] = fma(scale_pair(scales + r * scale_bytes + 4 * s), step(held(loadu(p)), x, table), acc[r]);
+    LILY_UNROLL for (uint32_t q = 0; q < R; q += side)
+      for (uint32_t s = 0; s < steps; s++) {
+        const float* x = in.x + 128 * s;
+        LILY_UNROLL for (uint32_t r = q; r < q + side; r++) {
+          const uint8_t* p = codes + r * row_bytes + 64 * s;
+          __builtin_prefetch(p + ahead);
+          acc[r] = fma(scale_pair(scales + r * scale_bytes + 4 * s), step(held(loadu(p)), x, table), acc[r]);
+        }
       }
-    }
     if (w.K % 128)
       for (uint32_t r = 0; r < R; r++) {
         uint8_t half[64] = {};
