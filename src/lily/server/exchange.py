@@ -126,7 +126,6 @@ async def exchange(request: Request, prepared: Prepared, reply: Reply, *, stream
     server: Server = request.app.state.server
     job = Job(prepared.steps, prepared.prompt_tokens)
     server.scheduler.submit(job)
-    request.state.job = job
     if stream:
         return EventSourceResponse(
             _events(server, job, reply), sep="\n", ping=server.settings.keep_alive_seconds, ping_message_factory=_keep_alive,
