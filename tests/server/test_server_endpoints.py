@@ -9,6 +9,7 @@ from test_server_chat import NEWS, OSLO, TOOL
 from wire import USER, events, parse, post
 
 from lily import testing
+from lily.template import ChatTemplate
 from lily.testing import scripted
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -280,6 +281,15 @@ def test_the_form_of_messages_is_a_chat(serving):
     )
     cut = post(client, "/v1/messages", messages=USER, max_tokens=1).json()
     assert cut["stop_reason"] == "max_tokens" and cut["usage"]["output_tokens"] == 1
+
+
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive"}, None])
+def test_the_effort_of_messages_reaches_the_template(serving, thinking):
+    client = serving("Four.")
+    client.model.template = ChatTemplate("{{ reasoning_effort }} {{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}")
+    body = {"messages": USER, "max_tokens": 5, "thinking": thinking, "output_config": {"effort": "low"}}
+    assert post(client, "/v1/messages", **body).status_code == 200
+    assert client.model.decode(client.model.sessions._newest().tokens).startswith("low 2+2?")
 
 
 def test_tool_choice_of_messages(serving):
