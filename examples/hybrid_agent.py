@@ -38,8 +38,12 @@ def file_tools(folder: Path) -> list[Callable[..., str]]:
         Args:
             name: The file's name, as list_files shows it.
         """
-        path = (root / name).resolve()
-        if not path.is_relative_to(root) or not path.is_file():
+        try:
+            path = (root / name).resolve()
+            found = path.is_relative_to(root) and path.is_file()
+        except ValueError:  # a NUL in the name
+            found = False
+        if not found:
             return f"There is no file {name!r}."
         return path.read_text(encoding="utf-8", errors="replace")[:20_000]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
 import lily
 from lily import testing
-from lily.chat_options import split_options, thinking_variables
+from lily.chat_options import _note_unread, split_options, thinking_variables
 from lily.template import ChatTemplate
 from lily.testing import scripted
 
@@ -99,6 +100,8 @@ def test_what_the_switches_mean_to_the_template(given, variables):
     ("options", "path"),
     [
         ({"thinking": "maybe"}, "thinking"), ({"thinking": True, "enable_thinking": False}, "thinking"), ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"preserve_thinkin": True}}, "chat_template_kwargs.preserve_thinkin"),
+        ({"chat_template_kwargs": {"raise_exception": None}}, "chat_template_kwargs.raise_exception"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"), ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [get_time], "tool_choice": "get_news"}, "tool_choice"), ({"tools": [get_time], "tool_choice": "get_time", "thinking": True}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format.type"), ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
@@ -108,6 +111,24 @@ def test_bad_options_are_refused_by_their_place(options, path):
     with pytest.raises(lily.MessageError) as caught:
         scripted("x").chat(QUESTION, **options)
     assert caught.value.path == path
+
+
+def test_a_template_gets_the_variables_that_it_reads(caplog):
+    model = scripted("It is 4.")
+    _note_unread.cache_clear()
+    with caplog.at_level(logging.INFO, "lily"):
+        for _ in range(2):
+            model.chat(QUESTION, reasoning_effort="low")  # the shipped template knows no levels
+    assert [record.message.split()[0] for record in caplog.records if "no effect" in record.message] == ["reasoning_effort"]
+    model.template = ChatTemplate(
+        "{% if effort_words %}{{ effort_words }}{% endif %}{{ reasoning_effort }}{{ messages[0].content }}<think>"
+    )
+    assert model.template.variables == {"effort_words", "reasoning_effort", "messages"}
+    caplog.clear()
+    _note_unread.cache_clear()
+    with caplog.at_level(logging.INFO, "lily"):
+        model.chat(QUESTION, reasoning_effort="low", chat_template_kwargs={"effort_words": "Think: "})
+    assert "no effect" not in caplog.text and model.decode(model.sessions._newest().tokens).startswith("Think: low")
 
 
 def test_other_bad_options_are_refused_before_any_work():

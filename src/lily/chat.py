@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lily.chat_options import ChatOptions, split_options, takes_chat_options, thinking_variables
+from lily.chat_options import ChatOptions, check_variables, split_options, takes_chat_options, thinking_variables
 from lily.errors import MessageError, TemplateError
 from lily.generation import Run
 from lily.messages import normalise
@@ -63,7 +63,7 @@ class ChatMethods:
         - `reuse_generated`: False reads earlier answers again instead of going on from their generated tokens; the result
           equals a run without any store in every bit.
         - `drop_volatile`: drop known header lines of clients that change with every request from the system text.
-        - `chat_template_kwargs`: other variables of the template.
+        - `chat_template_kwargs`: other variables of the template; one that it does not read is refused.
         - `progress` and the options of `generate`. Stop strings act on the whole text, thoughts included.
 
         Raises `MessageError` with the place of what cannot be used, `TemplateError`, and what `generate` raises.
@@ -108,6 +108,7 @@ class _Chat:
         conversation = normalise(messages, drop_volatile=given["drop_volatile"])
         self._tools, required = chosen(given["tool_choice"], declared(given["tools"]))
         variables = thinking_variables(given)
+        check_variables(variables, model.template.variables)
         if required:
             if variables.setdefault("enable_thinking", False):
                 raise MessageError("requires a call, which leaves no place for thoughts; leave thinking out", path="tool_choice")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from lily.errors import MessageError
 from lily.progress import Progress
 from lily.request import _DEFAULTS, F, Options, show_options
+
+_log = logging.getLogger(__name__)
 
 _NO_EFFORT = ("none", "minimal")
 _RESERVED = ("messages", "tools", "add_generation_prompt")
@@ -71,6 +75,23 @@ def thinking_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     if result.get("reasoning_effort") in _NO_EFFORT:
         del result["reasoning_effort"]  # templates know levels, not their absence
     return {name: value for name, value in own.items() if name not in ("enable_thinking", "reasoning_effort")} | result
+
+
+def check_variables(variables: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse variables that the template does not read. The words about thinking are noted in the log instead: clients send
+    them to any model."""
+    for name in variables:
+        if name in ("enable_thinking", "reasoning_effort"):
+            if name not in known:
+                _note_unread(name)
+        elif name not in known:
+            raise MessageError("is no variable of this checkpoint's chat template", path=f"chat_template_kwargs.{name}")
+
+
+@cache
+def _note_unread(name: str) -> None:
+    """Once in the life of the process."""
+    _log.info("%s is accepted and has no effect: the chat template does not read it", name)
 
 
 def _switch(value: Any, name: str) -> bool:

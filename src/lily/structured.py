@@ -47,6 +47,7 @@ def _schema(given: Any) -> dict[str, Any] | None:
     if not isinstance(given, Mapping):
         raise TypeError(f"response_format is {type(given).__name__}, expected an object such as {{'type': 'json_object'}}")
     kind = given.get("type")
+    _only_keys(given, ("type", "json_schema") if kind == "json_schema" else ("type",), "response_format")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -55,9 +56,16 @@ def _schema(given: Any) -> dict[str, Any] | None:
         raise MessageError(f"is {kind!r}, expected 'text', 'json_object' or 'json_schema'", path="response_format.type")
     outer = given.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, Mapping) else None
-    if not isinstance(schema, Mapping):
+    if not isinstance(outer, Mapping) or not isinstance(schema, Mapping):
         raise MessageError("is missing, expected a JSON schema", path="response_format.json_schema.schema")
+    _only_keys(outer, ("name", "description", "schema", "strict"), "response_format.json_schema")
     return dict(schema)
+
+
+def _only_keys(given: Mapping[str, Any], keys: Sequence[str], path: str) -> None:
+    for key, value in given.items():
+        if key not in keys and value is not None:
+            raise MessageError(f"is unknown here, expected {' and '.join(keys)}", path=f"{path}.{key}")
 
 
 class _JsonMask:

@@ -61,6 +61,14 @@ class ChatTemplate:
             raise TemplateError(f"the chat template refused these messages: {error}") from error
 
     @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads without setting them. Raises `TemplateError` when it does not parse."""
+        from jinja2 import meta
+
+        environment = self._compiled.environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(self.source))) - environment.globals.keys()
+
+    @cached_property
     def _compiled(self) -> Any:
         import jinja2
         from jinja2.ext import loopcontrols

@@ -141,7 +141,7 @@ class CallReader:
             return False
         following = text.find("<", 1)
         dropped, self._buffer = (text, "") if following < 0 else (text[:following], text[following:])
-        _log.warning("text between the parameters of a call of %s was dropped: %r", self._name, dropped)
+        _log.warning("%d characters between the parameters of a call of %s were dropped", len(dropped), self._name)
         return following >= 0
 
     def _begin(self, key: str, out: list[str]) -> None:

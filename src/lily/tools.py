@@ -54,13 +54,26 @@ def chosen(choice: Any, tools: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
         return list(tools), [tool.name for tool in tools]
     name = getattr(choice, "__name__", None) if callable(choice) else choice
     if isinstance(choice, Mapping):
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, Mapping) else None
+        name = _chosen_name(choice)
     names = [tool.name for tool in tools]
     if name not in names:
         expected = f"'auto', 'none', 'required' or one of the tools ({', '.join(names) or 'there are none'})"
         raise MessageError(f"is {str(choice)[:80]!r}, expected {expected}", path="tool_choice")
     return list(tools), [str(name)]
+
+
+def _chosen_name(choice: Mapping[str, Any]) -> Any:
+    """The name in `{"type": "function", "function": {"name": ...}}`, or in the same without the inner object."""
+    if choice.get("type") not in (None, "function"):
+        raise MessageError(f"is {str(choice['type'])[:80]!r}, expected 'function'", path="tool_choice.type")
+    levels = [("tool_choice", choice, ("type", "name"))]
+    if isinstance(choice.get("function"), Mapping):
+        levels = [("tool_choice", choice, ("type", "function")), ("tool_choice.function", choice["function"], ("name",))]
+    for path, given, keys in levels:
+        for key, value in given.items():
+            if key not in keys and value is not None:
+                raise MessageError(f"is unknown here, expected {' and '.join(keys)}", path=f"{path}.{key}")
+    return levels[-1][1].get("name")
 
 
 def forced_opening(names: Sequence[str]) -> str:

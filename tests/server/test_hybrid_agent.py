@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
@@ -26,6 +27,28 @@ def folder(tmp_path):
     return tmp_path / "files"
 
 
+def recorded(server):
+    """Every request that the server gets from here on: method, target and headers in a line, then the body."""
+    config = server._server.config
+    app, requests = config.loaded_app, []
+
+    async def recording(scope, receive, send):
+        if scope["type"] != "http":
+            return await app(scope, receive, send)
+        number = len(requests)
+        requests.append(f"{scope['method']} {scope['raw_path']} {scope['query_string']} {scope['headers']}\n")
+
+        async def received():
+            message = await receive()
+            requests[number] += message.get("body", b"").decode()
+            return message
+
+        await app(scope, received, send)
+
+    config.loaded_app = recording
+    return requests
+
+
 def test_only_the_question_leaves_the_machine(folder, serving, monkeypatch, capsys):
     pytest.importorskip("openai")
     cloud = serving("</think>\n\n1. List the files.\n2. Read the invoices.")
@@ -43,18 +66,19 @@ def test_only_the_question_leaves_the_machine(folder, serving, monkeypatch, caps
     local.chat = next_turn
     example = runpy.run_path(str(EXAMPLE))
     monkeypatch.setattr(example["lily"].Model, "demo", lambda: local)
+    received = recorded(cloud.server)
     example["main"]([str(folder), "Which invoice is unpaid?", "--cloud-url", f"{cloud.server.url}/v1", "--cloud-model", "default"])
     printed = capsys.readouterr().out
     assert printed.rstrip().endswith("Invoice 17 is unpaid.")
-    sent = cloud.model.decode(cloud.model.sessions._newest().tokens)
-    assert "Which invoice is unpaid?" in sent and "march-private" not in sent and "431" not in sent
-    shown = [line for line in printed.splitlines() if line.startswith("leaves this machine")]
-    assert len(shown) == 2 and all(line.split(": ", 2)[2] in sent for line in shown)
+    assert received and not any(secret in request for request in received for secret in ("march-private", "Rose", "431"))
+    sent = [message["content"] for request in received for message in json.loads(request.partition("\n")[2])["messages"]]
+    shown = [line.split(": ", 2)[2] for line in printed.splitlines() if line.startswith("leaves this machine")]
+    assert len(shown) == 2 and sent == shown and "Which invoice is unpaid?" in sent
     assert "stays here: read_file(name='march-private.txt')" in printed
     assert SECRET in seen[-1] and "1. List the files." in seen[-1]
 
 
-@pytest.mark.parametrize("name", ["../outside.txt", "/etc/passwd", "", "missing.txt"])
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/passwd", "", "missing.txt", "march\0private.txt", "\0"])
 def test_the_tools_do_not_leave_their_folder(folder, name):
     _, read_file = runpy.run_path(str(EXAMPLE))["file_tools"](folder)
     assert read_file(name).startswith("There is no file")

@@ -8,7 +8,7 @@ import time
 
 import httpx
 import pytest
-from wire import USER, events, post
+from wire import USER, post
 
 import lily
 from lily import testing
@@ -149,16 +149,16 @@ def test_a_request_waits_for_memory_that_another_holds_and_fails_when_nobody_doe
     free = 10
     held = []
 
-    def room(tokens):
-        if tokens > free - sum(held):
-            raise lily.OutOfMemoryError("too much", needed=tokens, available=free - sum(held))
+    def room(prompts):
+        if sum(prompts) > free - sum(held):
+            raise lily.OutOfMemoryError("too much", needed=sum(prompts), available=free - sum(held))
 
     def holding(tokens):
         def steps():
             held.append(tokens)
-            for i in range(5):
+            for _ in range(5):
                 time.sleep(0.005)
-                yield Reading(i, 5, 0)
+                yield Reading(5, 5, 0)  # all that it needs is held from the first step on
             held.remove(tokens)
 
         return steps
@@ -175,6 +175,65 @@ def test_a_request_waits_for_memory_that_another_holds_and_fails_when_nobody_doe
     scheduler.close()
     assert len(first) == len(second) == 5
     assert isinstance(third, lily.OutOfMemoryError) and (third.needed, third.available) == (11, 10)
+
+
+def test_smaller_requests_pass_one_that_waits_for_memory_but_not_for_ever():
+    free, held, begun = 10, {}, []
+
+    def room(prompts):
+        if sum(prompts) > free - sum(held.values()):
+            raise lily.OutOfMemoryError("too much", needed=sum(prompts), available=free - sum(held.values()))
+
+    def holding(name, tokens, steps):
+        def run():
+            begun.append(name)
+            held[name] = tokens
+            for _ in range(steps):
+                yield Reading(tokens, tokens, 0)
+            del held[name]
+
+        return Job(run, tokens)
+
+    scheduler = Scheduler(max_active=4, max_queue=99, room=room)
+
+    async def all_of_them():
+        jobs = [holding("long", 4, 200), holding("big", 8, 1), *(holding(i, 3, 2) for i in range(20))]
+        submit_together(scheduler, jobs)
+        return await asyncio.gather(*map(finished, jobs))
+
+    assert len(run(all_of_them())) == 22
+    scheduler.close()
+    # "long" holds what "big" needs; eight small ones use what is left, then the others wait behind "big".
+    assert begun == ["long", *range(8), "big", *range(8, 20)]
+
+
+def test_what_those_that_run_have_still_to_read_is_not_given_away():
+    free, held, most = 10, [0], []
+
+    def room(prompts):
+        if sum(prompts) > free - sum(held):
+            raise lily.OutOfMemoryError("too much", needed=sum(prompts), available=free - sum(held))
+
+    def growing(tokens):
+        def run():
+            for done in range(1, tokens + 1):
+                held[0] += 1
+                most.append(held[0])
+                yield Reading(done, tokens, 0)
+            held[0] -= tokens
+
+        return Job(run, tokens)
+
+    scheduler = Scheduler(max_active=4, max_queue=9, room=room)
+
+    async def three():
+        jobs = [growing(6), growing(6), growing(4)]
+        submit_together(scheduler, jobs)
+        return await asyncio.gather(*map(finished, jobs))
+
+    assert [len(steps) for steps in run(three())] == [6, 6, 4]
+    scheduler.close()
+    assert 6 < max(most) <= free  # 6 and 4 side by side, never 6 and 6
 
 
 def test_an_error_reaches_its_request_and_no_other(scheduler):
@@ -342,5 +401,9 @@ def test_a_prompt_that_no_memory_can_hold_gets_503_with_the_numbers(serving):
         error = refused.json()["error"]
         assert refused.status_code == 503 and error["code"] == "insufficient_memory"
         assert error["needed_bytes"] > error["available_bytes"] >= 0 and "retry-after" in refused.headers
-        assert events(client, messages=[{"role": "user", "content": "shelf jars door " * 4000}])[-2]["error"]["needed_bytes"]
+        # Nor does a stream begin that could only say so, whatever runs beside it.
+        with client.stream("POST", "/v1/chat/completions", json={"messages": USER, "stream": True, "ignore_eos": True}) as running:
+            next(running.iter_lines())
+            streamed = post(client, messages=[{"role": "user", "content": "shelf jars door " * 4000}], stream=True)
+        assert streamed.status_code == 503 and streamed.json()["error"]["needed_bytes"] == error["needed_bytes"]
         assert post(client, max_tokens=3).status_code == 200

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 from wire import USER, events, joined, post, whole
 
 import lily
 from lily.testing import scripted
+
+fields = pytest.importorskip("lily.server.fields")
 
 TOOL = {
     "type": "function",
@@ -19,6 +22,7 @@ TOOL = {
     },
 }
 NEWS = {"type": "function", "function": {"name": "get_news", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": '{"city": "Oslo"}'}}
 OSLO = "<tool_call>\n<function=get_time>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
 
 
@@ -260,10 +264,9 @@ def test_fields_that_change_nothing_are_accepted(serving):
 
 def test_a_trimmed_conversation_is_answered(serving):
     client = serving("Five past twelve.")
-    call = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": '{"city": "Oslo"}'}}
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "12:05"}]},
     ]
     assert post(client, messages=messages, tools=[TOOL]).status_code == 200
@@ -280,6 +283,14 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "system", "content": "x", "reasoning_content": "y"}, *USER]}, "messages[0].reasoning_content"),
+    ({"messages": [{"role": "user", "content": "x", "reasoning": "y"}]}, "messages[0].reasoning"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "c1"}]}, "messages[0].tool_call_id"),
+    (
+        {"messages": [*USER, {"role": "assistant", "tool_calls": [CALL | {"function": {**CALL["function"], "strict": True}}]}]},
+        "messages[1].tool_calls[0].function.strict",
+    ),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": -1}, "temperature"),
     ({"top_p": 2}, "top_p"),
@@ -305,11 +316,19 @@ REFUSED = [
     ({"tools": [{"type": "function", "function": {"name": "a", "description": 1}}]}, "tools[0].function.description"),
     ({"tools": [TOOL], "tool_choice": "get_tme"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "function": {"name": "get_time"}}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get_time"}, "mode": "auto"}}, "tool_choice.mode"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get_time", "x": 1}}}, "tool_choice.function.x"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": "get_time"}}, "tool_choice.function"),
     ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+    ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "mode": "x"}}}, "response_format.json_schema.mode"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"preserve_thinkin": True}}, "chat_template_kwargs.preserve_thinkin"),
     ({"stream_options": {"include_all": True}}, "stream_options.include_all"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
@@ -333,6 +352,34 @@ def test_what_cannot_be_honoured_is_refused_by_name(serving, body, param):
         error = response.json()["error"]
         assert error["type"] == "invalid_request_error" and error["param"] == param and error["message"]
     assert len(client.model.sessions) == 0  # no work was done
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [("/v1/chat/completions", {"messages": USER}), ("/v1/completions", {"prompt": "2+2?"}), ("/v1/responses", {"input": "2+2?"})],
+)
+def test_options_of_a_stream_need_a_stream(serving, path, body):
+    client = serving("x")
+    for given in ({}, {"stream": False}):
+        refused = post(client, path, **body, **given, stream_options={"include_obfuscation": False})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream_options"
+    assert post(client, path, **body, stream=True, stream_options={"include_obfuscation": False}).status_code == 200
+
+
+def test_what_official_clients_add_to_messages_is_noted_once(serving, caplog):
+    client = serving("Four.")
+    fields._seen.clear()
+    function = CALL["function"] | {"parsed_arguments": {"city": "Oslo"}}
+    messages = [
+        {"role": "user", "name": "rose", "content": "What time is it in Oslo?", "tool_calls": [], "reasoning_content": None},
+        {"role": "assistant", "content": "", "parsed": {"a": 1}, "refusal": None, "tool_calls": [CALL | {"function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "name": "get_time", "content": "12:05"},
+    ]
+    with caplog.at_level(logging.INFO, "lily.server"):
+        for _ in range(2):
+            assert post(client, messages=messages, tools=[TOOL]).status_code == 200
+    noted = [record.args[0] for record in caplog.records if "no effect" in record.message]
+    assert sorted(noted) == ["messages[].name", "messages[].parsed", "messages[].tool_calls[].function.parsed_arguments"]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from test_server_chat import NEWS, OSLO, TOOL
 from wire import USER, events, parse, post
 
 from lily import testing
+from lily.template import ChatTemplate
 from lily.testing import scripted
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "The weather of a city."}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 ASK = "What is the weather in Oslo?"
 
 
@@ -111,6 +113,17 @@ def test_several_prompts_and_answers(serving):
     assert texts == [choice["text"] for choice in answer["choices"]] and chunks[-1] == "[DONE]"
 
 
+def test_the_progress_of_completions(serving):
+    client = serving("a b c")
+    body = {"prompt": ["jar " * 200, "shelf " * 100], "max_tokens": 3}
+    chunks = events(client, "/v1/completions", **body, stream_options={"include_progress": True})
+    progress = [chunk["prompt_progress"] for chunk in chunks[:-1] if "prompt_progress" in chunk]
+    lengths = [len(client.model.encode(prompt)) for prompt in body["prompt"]]
+    assert [entry["total"] for entry in progress if entry["processed"] == entry["total"]] == lengths  # one prompt after the other
+    assert all(not chunk["choices"] for chunk in chunks[:-1] if "prompt_progress" in chunk)
+    assert not any("prompt_progress" in chunk for chunk in events(client, "/v1/completions", **body)[:-1])
+
+
 @pytest.mark.parametrize(
     "body, param",
     [
@@ -118,6 +131,7 @@ def test_several_prompts_and_answers(serving):
         ({"prompt": [1, 10**9]}, None), ({"prompt": "a", "suffix": "b"}, "suffix"), ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"), ({"prompt": "a", "logprobs": 50}, "logprobs"), ({}, "prompt"),
         ({"prompt": "a", "tools": []}, "tools"), ({"prompt": ["a"] * 65}, "prompt"),
+        ({"prompt": "a", "stream": True, "stream_options": {"include_all": True}}, "stream_options.include_all"),
     ],
 )  # fmt: skip
 def test_what_completions_refuse(serving, body, param):
@@ -185,6 +199,11 @@ def test_a_response_that_fails(serving):
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"), ({"input": "a", "truncation": "auto"}, "truncation"),
         ({"input": "a", "reasoning": {"summary": "detailed"}}, "reasoning.summary"), ({"input": "a", "text": {"verbosity": "low"}}, "text.verbosity"),
         ({"input": "a", "include": ["file_search_call.results"]}, "include[0]"), ({"input": "a", "top_logprobs": 2}, "top_logprobs"),
+        ({"input": "a", "stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+        ({"input": "a", "stream": True, "stream_options": {"include_progress": True}}, "stream_options.include_progress"),
+        ({"input": "a", "text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {}, "mode": "x"}}}, "text.format.mode"),
+        ({"input": "a", "tool_choice": {"type": "function", "name": "f", "x": 1}}, "tool_choice.x"),
         ({"input": "a", "conversation": "c"}, "conversation"), ({"input": "a", "max_tool_calls": 3}, "max_tool_calls"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "input[0].function.arguments"),
     ],
@@ -264,6 +283,15 @@ def test_the_form_of_messages_is_a_chat(serving):
     assert cut["stop_reason"] == "max_tokens" and cut["usage"]["output_tokens"] == 1
 
 
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive"}, None])
+def test_the_effort_of_messages_reaches_the_template(serving, thinking):
+    client = serving("Four.")
+    client.model.template = ChatTemplate("{{ reasoning_effort }} {{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}")
+    body = {"messages": USER, "max_tokens": 5, "thinking": thinking, "output_config": {"effort": "low"}}
+    assert post(client, "/v1/messages", **body).status_code == 200
+    assert client.model.decode(client.model.sessions._newest().tokens).startswith("low 2+2?")
+
+
 def test_tool_choice_of_messages(serving):
     tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in (TOOL, NEWS)]
     forced = post(
@@ -315,6 +343,12 @@ def test_a_volatile_header_of_a_client_does_not_spoil_the_reuse(serving):
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"), ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type"), ({"container": "x"}, "container"), ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015", "trigger": {}}]}}, "context_management.edits[0].trigger"),
+        ({"context_management": {"compact": True}}, "context_management.compact"),
+        ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any", "name": "f"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name"), ({"tool_choice": {"type": "none", "name": "f"}}, "tool_choice.name"),
+        ({"output_format": {}}, "output_format"), ({"output_config": {"format": {}}}, "output_config.format"),
+        ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format and output_config.format"),
         ({"output_config": {"effort": "some"}}, "output_config.effort"), ({"output_format": {"type": "xml"}}, "output_format"),
         ({"system": [{"type": "image"}]}, "system[0]"), ({"temperature": 2}, "temperature"), ({"wrong": 1}, "wrong"),
     ],

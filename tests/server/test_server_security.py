@@ -125,6 +125,10 @@ def test_logs_hold_no_prompt_unless_asked(serving, caplog):
         quiet = serving("Four.")
         post(quiet, messages=[{"role": "user", "content": "my private words"}])
         post(quiet, messages=[{"role": "user", "content": "my private words", "wrong": 1}])
+        # An answer with private words where the grammar of a call has no place for them: in a parameter's tag that never ends.
+        misplaced = "<tool_call>\n<function=get_time>\n<parameter=my private words\n</function>\n</tool_call>"
+        post(serving(misplaced), tools=[{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}])
+        assert "were dropped" in caplog.text
         assert "private words" not in caplog.text and "wrote" in caplog.text
         post(serving("Four.", log_prompts=True), messages=[{"role": "user", "content": "my private words"}])
         assert "private words" in caplog.text

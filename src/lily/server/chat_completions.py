@@ -13,7 +13,7 @@ from lily.results import MessageDelta, Timing, Usage
 from lily.server.body import checked, json_object
 from lily.server.errors import ApiError, bad_request
 from lily.server.exchange import Server, event, exchange, new_id, prepare
-from lily.server.fields import only, strict_messages, strict_tools, without_effect
+from lily.server.fields import check_stream_options, note_format, only, strict_messages, strict_tools, without_effect
 from lily.server.logprobs import ContentLogprobs
 from lily.server.schema import ChatRequest, Sampled
 from lily.stepping import ChatSteps, Piece, Reading
@@ -40,8 +40,10 @@ async def chat_completions(request: Request) -> Response:
         "service_tier": TIERS, "verbosity": ("medium",), "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (),
         "functions": (), "function_call": (),
     })  # fmt: skip
+    check_stream_options(body)
     strict_messages(body.messages)
     strict_tools(body.tools)
+    note_format(body.response_format)
     options, n = chat_options(body, server), body.n or 1
     prepared = await prepare(server, lambda: ChatSteps(server.model, body.messages, options, n))
     server.show_prompt(prepared.prompt_text)
@@ -104,6 +106,12 @@ def timing_object(timing: Timing) -> dict[str, Any]:
     }
 
 
+def progress_object(reading: Reading, begun: float) -> dict[str, Any]:
+    """How far a prompt is read, `begun` by the clock of `time.perf_counter`."""
+    milliseconds = round(1000 * (time.perf_counter() - begun))
+    return {"total": reading.total, "cached": reading.reused, "processed": reading.done, "milliseconds": milliseconds}
+
+
 class ChatReply:
     """The answer as a `chat.completion`, or as chunks of one."""
 
@@ -149,9 +157,7 @@ class ChatReply:
         return {"usage": usage_object(self._usages), "timing": timing_object(self._timing)}
 
     def _progress(self, reading: Reading) -> bytes:
-        milliseconds = round(1000 * (time.perf_counter() - self._begun))
-        progress = {"total": reading.total, "cached": reading.reused, "processed": reading.done, "milliseconds": milliseconds}
-        return event(self._base | {"choices": [], "prompt_progress": progress})
+        return event(self._base | {"choices": [], "prompt_progress": progress_object(reading, self._begun)})
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None, reason: str | None = None, unfinished: str | None = None

@@ -12,10 +12,19 @@ from starlette.responses import Response
 import lily
 from lily.results import Chunk, Timing, TokenLogprob, Usage
 from lily.server.body import checked, json_object
-from lily.server.chat_completions import DONE, SAME_ANYWAY, TIERS, sampling_options, timing_object, token_bias, usage_object
+from lily.server.chat_completions import (
+    DONE,
+    SAME_ANYWAY,
+    TIERS,
+    progress_object,
+    sampling_options,
+    timing_object,
+    token_bias,
+    usage_object,
+)
 from lily.server.errors import ApiError, bad_request
 from lily.server.exchange import Server, event, exchange, new_id, prepare
-from lily.server.fields import only, without_effect
+from lily.server.fields import check_stream_options, only, without_effect
 from lily.server.logprobs import bounded
 from lily.server.schema import MAX_PROMPTS, CompletionRequest
 from lily.stepping import Piece, Reading, Steps, TextSteps
@@ -30,6 +39,7 @@ async def completions(request: Request) -> Response:
     without_effect(body, SAME_ANYWAY)
     n = body.n or 1
     only(body, {"service_tier": TIERS, "suffix": ("",), "best_of": (n,)})
+    check_stream_options(body)
     if body.echo and body.logprobs is not None:
         raise bad_request("and logprobs cannot be used together", "echo")
     options = sampling_options(body, server)
@@ -41,7 +51,7 @@ async def completions(request: Request) -> Response:
     wanted = body.stream_options
     reply = CompletionReply(
         server, model, [_Choice(i, server.model.tokenizer if body.logprobs is not None else None) for i in range(n * len(prompts))], n,
-        usage=bool(wanted and wanted.include_usage), echo=prepared.texts(server.model.decode) if body.echo else None,
+        usage=bool(wanted and wanted.include_usage), progress=bool(wanted and wanted.include_progress), echo=prepared.texts(server.model.decode) if body.echo else None,
     )  # fmt: skip
     server.show_prompt(str(body.prompt))
     return await exchange(request, prepared, reply, stream=bool(body.stream))
@@ -85,12 +95,15 @@ class _Prompts:
 class CompletionReply:
     """The answer as a `text_completion`, or as pieces of one."""
 
-    def __init__(self, server: Server, model: str, choices: list[_Choice], n: int, *, usage: bool, echo: list[str] | None) -> None:
+    def __init__(
+        self, server: Server, model: str, choices: list[_Choice], n: int, *, usage: bool, progress: bool, echo: list[str] | None
+    ) -> None:
         self._base = {
             "id": new_id("cmpl-"), "object": "text_completion", "created": int(time.time()), "model": model,
             "system_fingerprint": f"lily-{lily.__version__}",
         }  # fmt: skip
-        self._choices, self._n, self._wants_usage, self._echo = choices, n, usage, echo
+        self._choices, self._n, self._wants_usage, self._wants_progress, self._echo = choices, n, usage, progress, echo
+        self._begun = time.perf_counter()
         self._usages: list[list[Usage]] = [[] for _ in range(len(choices) // n)]
         self._timing: Timing | None = None
 
@@ -101,7 +114,9 @@ class CompletionReply:
 
     def add(self, step: Reading | Piece) -> bytes:
         if isinstance(step, Reading):
-            return b""
+            if not self._wants_progress:
+                return b""
+            return event(self._base | {"choices": [], "prompt_progress": progress_object(step, self._begun)})
         chunk: Chunk = step.delta
         text, logprobs = self._choices[step.index].add(chunk)
         if chunk.finish_reason is not None:

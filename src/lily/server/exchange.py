@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from lily.errors import OutOfMemoryError
 from lily.model import Model
+from lily.results import Memory
 from lily.server.errors import ApiError, api_error, request_error
 from lily.server.metrics import Metrics
 from lily.server.naming import Names
@@ -73,16 +74,25 @@ class Server:
             "stored_sessions": len(sessions), "stored_session_bytes": sessions.nbytes,
         }  # fmt: skip
 
-    def _room(self, tokens: int) -> None:
-        """Whether a prompt fits beside what runs, if every stored session were dropped."""
+    def check_room(self, tokens: int) -> None:
+        """Raises `OutOfMemoryError` when a prompt would not fit if nothing else ran and every stored session were dropped."""
         memory = self.model.memory()
-        if not memory.limit:
-            return
-        needed = tokens * memory.kv_bytes_per_token + 2 * memory.state_bytes
-        available = memory.limit - memory.total + self.model.sessions.nbytes
-        if needed > available:
-            what = f"a prompt of {tokens} tokens needs {needed} bytes, {max(available, 0)} are available"
-            raise OutOfMemoryError(what, needed=needed, available=max(available, 0), hint="shorten it, or raise the memory limit")
+        if memory.limit:
+            held = memory.kv + memory.states + memory.snapshots + memory.requests
+            _fits([tokens], memory, memory.limit - memory.total + held)
+
+    def _room(self, prompts: Sequence[int]) -> None:
+        """Whether the first prompt fits beside what runs and what of the others is still to be read, without stored sessions."""
+        memory = self.model.memory()
+        if memory.limit:
+            _fits(prompts, memory, memory.limit - memory.total + self.model.sessions.nbytes)
+
+
+def _fits(prompts: Sequence[int], memory: Memory, available: int) -> None:
+    needed = sum(prompts) * memory.kv_bytes_per_token + 2 * memory.state_bytes * len(prompts)
+    if needed > available:
+        what = f"a prompt of {prompts[0]} tokens needs {needed} bytes, {max(available, 0)} are available"
+        raise OutOfMemoryError(what, needed=needed, available=max(available, 0), hint="shorten it, or raise the memory limit")
 
 
 def new_id(kind: str) -> str:
@@ -110,12 +120,13 @@ async def in_thread(make: Callable[[], T]) -> T:
 
 
 async def prepare(server: Server, make: Callable[[], P]) -> P:
-    """A request that may run: the server has place for it, and the context for its prompt. Raises `ApiError`."""
+    """A request that may run: the server has place for it, and the context and the memory for its prompt. Raises `ApiError`."""
     server.scheduler.check()
 
     def checked() -> P:
         prepared = make()
         prepared.check_length()
+        server.check_room(prepared.prompt_tokens)
         return prepared
 
     return await in_thread(checked)
@@ -126,7 +137,6 @@ async def exchange(request: Request, prepared: Prepared, reply: Reply, *, stream
     server: Server = request.app.state.server
     job = Job(prepared.steps, prepared.prompt_tokens)
     server.scheduler.submit(job)
-    request.state.job = job
     if stream:
         return EventSourceResponse(
             _events(server, job, reply), sep="\n", ping=server.settings.keep_alive_seconds, ping_message_factory=_keep_alive,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,15 @@ from lily.server.errors import bad_request
 
 _log = logging.getLogger("lily.server")
 _seen: set[str] = set()
+_INDEX = re.compile(r"\[\d+\]")
 
-_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"}
-_MESSAGE_WITHOUT_EFFECT = {"refusal", "annotations", "cache_control", "id"}
+_MESSAGE = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"}
+# `parsed` and `parsed_arguments`: official clients put what they made of an answer beside it, and send that back.
+_MESSAGE_WITHOUT_EFFECT = {"refusal", "annotations", "cache_control", "id", "name", "parsed"}
+_OF_ONE_ROLE = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
 _PART = {"type", "text"}
 _CALL = {"id", "type", "function", "index"}
+_CALLED = {"name", "arguments"}
 _TOOL = {"type", "function", "name", "description", "parameters", "strict"}
 _FUNCTION = {"name", "description", "parameters", "strict"}
 
@@ -42,6 +47,15 @@ def only(request: Any, allowed: Mapping[str, Sequence[Any]]) -> None:
             raise bad_request(f"is {str(value)[:80]!r}, which this server does not do{expected}", name)
 
 
+def check_stream_options(request: Any) -> None:
+    """Refuse options of a stream for an answer that is none."""
+    if request.stream_options is None:
+        return
+    if not request.stream:
+        raise bad_request("needs stream to be true", "stream_options")
+    without_effect(request.stream_options, ("include_obfuscation",))
+
+
 def strict_messages(messages: Sequence[Any]) -> None:
     """Refuse what stands in messages and would be dropped; a null is nothing."""
     for i, message in enumerate(messages):
@@ -49,6 +63,11 @@ def strict_messages(messages: Sequence[Any]) -> None:
             continue  # the library says what is wrong with it
         path = f"messages[{i}]"
         known(message, _MESSAGE, path, _MESSAGE_WITHOUT_EFFECT)
+        for name, role in _OF_ONE_ROLE.items():
+            if message.get(name) and message.get("role") != role:
+                raise bad_request(
+                    f"belongs to messages of the role {role!r}, this one's is {str(message.get('role'))[:40]!r}", f"{path}.{name}"
+                )
         if isinstance(message.get("content"), list):
             for j, part in enumerate(message["content"]):
                 if isinstance(part, Mapping) and "text" in str(part.get("type")):
@@ -59,6 +78,8 @@ def strict_messages(messages: Sequence[Any]) -> None:
                     if call.get("type", "function") != "function":
                         raise bad_request(f"is {call['type']!r}, expected 'function'", f"{path}.tool_calls[{j}].type")
                     known(call, _CALL, f"{path}.tool_calls[{j}]")
+                    if isinstance(call.get("function"), Mapping):
+                        known(call["function"], _CALLED, f"{path}.tool_calls[{j}].function", ("parsed_arguments",))
 
 
 def strict_tools(tools: Any) -> None:
@@ -77,6 +98,14 @@ def strict_tools(tools: Any) -> None:
                 note_once("tools[].function.strict")
 
 
+def note_format(given: Mapping[str, Any] | None) -> None:
+    """Note what a JSON schema is called: only the schema itself holds the answer."""
+    outer = (given or {}).get("json_schema")
+    for name in ("name", "description"):
+        if isinstance(outer, Mapping) and outer.get(name) is not None:
+            note_once(f"response_format.json_schema.{name}")
+
+
 def known(value: Mapping[str, Any], names: Collection[str], path: str, noted: Collection[str] = ()) -> None:
     """Refuse other keys than `names`, unless their value is null. Those of `noted` are only logged."""
     for key, entry in value.items():
@@ -84,4 +113,4 @@ def known(value: Mapping[str, Any], names: Collection[str], path: str, noted: Co
             continue
         if key not in noted:
             raise bad_request("is unknown here", f"{path}.{key}")
-        note_once(f"{path.split('[')[0]}[].{key}")
+        note_once(f"{_INDEX.sub('[]', path)}.{key}")

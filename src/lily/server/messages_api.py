@@ -78,9 +78,12 @@ def _options(body: MessagesRequest, server: Server) -> dict[str, Any]:
     if output.get("effort") is not None:
         if output["effort"] not in _EFFORTS:
             raise bad_request(f"is {output['effort']!r}, expected one of {', '.join(_EFFORTS)}", "output_config.effort")
-        if options["enable_thinking"]:
-            options["reasoning_effort"] = output["effort"]
-    form, place = (body.output_format, "output_format") if body.output_format else (output.get("format"), "output_config.format")
+        options["reasoning_effort"] = output["effort"]
+    form, place = output.get("format"), "output_config.format"
+    if body.output_format is not None:
+        if form is not None:
+            raise bad_request("and output_config.format say the same; give one of them", "output_format")
+        form, place = body.output_format, "output_format"
     if form is not None:
         if not isinstance(form, Mapping) or form.get("type") != "json_schema":
             raise bad_request("must have the type 'json_schema'", place)
@@ -94,6 +97,7 @@ def _options(body: MessagesRequest, server: Server) -> dict[str, Any]:
         if choice.get("type") == "tool":
             options["tool_choice"] = {"function": {"name": choice.get("name")}}
         elif choice.get("type") in _CHOICES:
+            known(choice, ("type", "disable_parallel_tool_use"), "tool_choice")
             options["tool_choice"] = _CHOICES[choice["type"]]
         else:
             raise bad_request(f"is {choice.get('type')!r}, expected auto, any, tool or none", "tool_choice.type")
@@ -121,6 +125,7 @@ def _tool(given: Any, path: str) -> dict[str, Any]:
 
 def _check_context_management(given: dict[str, Any] | None) -> None:
     """Templates of this family leave earlier thoughts out anyway; other edits are not done."""
+    known(given or {}, ("edits",), "context_management")
     edits = (given or {}).get("edits") or ()
     if not isinstance(edits, Sequence) or isinstance(edits, str):
         raise bad_request("must be a list", "context_management.edits")
@@ -128,6 +133,7 @@ def _check_context_management(given: dict[str, Any] | None) -> None:
         kind = str(edit.get("type")) if isinstance(edit, Mapping) else None
         if kind is None or not kind.startswith("clear_thinking_"):
             raise bad_request(f"is {kind!r}, which this server does not do; leave it out", f"context_management.edits[{i}].type")
+        known(edit, ("type",), f"context_management.edits[{i}]", ("keep",))
         note_once("context_management")
 
 

@@ -12,7 +12,7 @@ from lily.server.body import checked, json_object
 from lily.server.chat_completions import SAME_ANYWAY, TIERS, sampling_options
 from lily.server.errors import ApiError, bad_request
 from lily.server.exchange import Server, exchange, prepare
-from lily.server.fields import known, only, strict_messages, strict_tools, without_effect
+from lily.server.fields import check_stream_options, known, only, strict_messages, strict_tools, without_effect
 from lily.server.responses_reply import ResponsesReply
 from lily.server.schema import ResponsesRequest
 from lily.server.translation import Translated
@@ -32,6 +32,7 @@ async def responses(request: Request) -> Response:
         "service_tier": TIERS, "truncation": ("disabled",), "background": (False,), "previous_response_id": (), "conversation": (),
         "prompt": (), "max_tool_calls": (), "context_management": (),
     })  # fmt: skip
+    check_stream_options(body)
     for i, name in enumerate(body.include or ()):
         if name not in _INCLUDED:
             raise bad_request(f"is {name!r}, expected one of {', '.join(_INCLUDED)}", f"include[{i}]")
@@ -77,7 +78,9 @@ def _options(body: ResponsesRequest, server: Server) -> dict[str, Any]:
 
 def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
     if given is None or given.get("type") != "json_schema":
+        known(given or {}, ("type",), "text.format")
         return given
+    known(given, ("type", "schema", "strict"), "text.format", ("name", "description"))
     return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
 
 

@@ -1,6 +1,6 @@
 """One device, many requests: a thread that takes a step of each in turn.
 
-Requests wait in order of arrival. Of those that run, each writes one token, then the next; a prompt is read one chunk at a
+Requests wait in order of arrival; one that memory has no place for yet lets a few smaller ones pass. Of those that run, each writes one token, then the next; a prompt is read one chunk at a
 time, the prompts in turn, and while answers are being written reading takes at most half of the time.
 """
 
@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from lily.errors import CancelledError, OutOfMemoryError
@@ -21,6 +21,7 @@ from lily.stepping import Reading, Steps
 _log = logging.getLogger("lily.server")
 
 _GAP_SECONDS = 0.02
+_MAY_PASS = 8  # smaller requests that begin before one that waits for memory
 _BATCH_ITEMS = 64  # more would keep the event loop from its other work
 _UNREAD_ITEMS = 1024  # a request whose client reads no faster rests here
 
@@ -33,6 +34,8 @@ class Job:
 
     def __init__(self, steps: Callable[[], Steps], tokens: int) -> None:
         self.tokens = tokens  # of the prompt
+        self.to_read = tokens  # of them, what has no memory yet
+        self.passed = 0  # later requests that began before this one
         self.cancelled = False
         self.submitted = time.perf_counter()
         self.begun: float | None = None
@@ -89,7 +92,8 @@ class Job:
         except BaseException as error:
             self.end(error)
             return False
-        self.writing = not isinstance(item, Reading) or item.done == item.total
+        self.to_read = item.total - item.done if isinstance(item, Reading) else 0
+        self.writing = not self.to_read
         self._items.append(item)
         self._notify()
         return True
@@ -116,9 +120,13 @@ class Job:
 
 
 class Scheduler:
-    """Runs jobs on one thread. `room(tokens)` raises `OutOfMemoryError` when a prompt of that length does not fit now."""
+    """Runs jobs on one thread.
 
-    def __init__(self, *, max_active: int, max_queue: int, room: Callable[[int], None] = lambda tokens: None) -> None:
+    `room(prompts)` raises `OutOfMemoryError` when a prompt does not fit now: `prompts` are its tokens, and what those that run
+    have still to read.
+    """
+
+    def __init__(self, *, max_active: int, max_queue: int, room: Callable[[Sequence[int]], None] = lambda prompts: None) -> None:
         self._max_active, self._max_queue, self._room = max_active, max_queue, room
         self._wake = threading.Condition()
         self._queue: deque[Job] = deque()
@@ -208,17 +216,26 @@ class Scheduler:
     def _admit(self) -> list[tuple[Job, BaseException]]:
         """Take from the queue what has room; return what can never run."""
         over: list[tuple[Job, BaseException]] = []
-        while self._queue and len(self._active) < self._max_active:
+        waiting: list[Job] = []  # for memory that those that run hold
+        for job in list(self._queue):
+            if len(self._active) >= self._max_active or any(other.passed >= _MAY_PASS for other in waiting):
+                break
+            if any(job.tokens >= other.tokens for other in waiting):
+                continue
             try:
-                self._room(self._queue[0].tokens)
+                self._room([job.tokens, *(other.to_read for other in self._active if other.to_read)])
             except OutOfMemoryError as error:
                 if self._active:
-                    break  # until one of them is over
-                over.append((self._queue.popleft(), error))
+                    waiting.append(job)
+                    continue
+                over.append((job, error))
             except Exception as error:
-                over.append((self._queue.popleft(), error))
+                over.append((job, error))
             else:
-                self._active.append(self._queue.popleft())
+                self._active.append(job)
+                for other in waiting:
+                    other.passed += 1
+            self._queue.remove(job)
         return over
 
     def _round(self) -> bool:

@@ -21,6 +21,12 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class ResponsesStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Usage comes with the last event of that interface anyway."""
+
+    include_obfuscation: bool | None = None
+
+
 class Sampled(Struct, kw_only=True, forbid_unknown_fields=True):
     """What every endpoint of OpenAI's and our own extensions share."""
 
@@ -108,7 +114,7 @@ class ResponsesRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: _Limit | None = None
     max_tool_calls: int | None = None
     top_logprobs: _Alternatives | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
