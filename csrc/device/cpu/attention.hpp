@@ -133,7 +133,7 @@ constexpr uint32_t tile_rows = 2, tile_vectors = 2;
 #endif
 
 template <class T>
-struct Product {
+struct HeadProduct {
   const float* a;
   uint64_t lda;
   const T* b;
@@ -144,7 +144,7 @@ struct Product {
 };
 
 template <uint32_t M, uint32_t N, class T>
-LILY_INLINE void multiply_tile(const Product<T>& p, uint32_t row, uint32_t column) {
+LILY_INLINE void multiply_tile(const HeadProduct<T>& p, uint32_t row, uint32_t column) {
   const T* b = p.b + column;
   float* c = p.c + row * p.ldc + column;
   const float* a[M];
@@ -168,14 +168,14 @@ LILY_INLINE void multiply_tile(const Product<T>& p, uint32_t row, uint32_t colum
 }
 
 template <uint32_t N, class T>
-LILY_INLINE void multiply_columns(const Product<T>& p, uint32_t rows, uint32_t column) {
+LILY_INLINE void multiply_columns(const HeadProduct<T>& p, uint32_t rows, uint32_t column) {
   uint32_t m = 0;
   for (; m + tile_rows <= rows; m += tile_rows) multiply_tile<tile_rows, N>(p, m, column);
   for (; m < rows; m++) multiply_tile<1, N>(p, m, column);
 }
 
 template <class T>
-static void multiply(const Product<T>& p, uint32_t rows, uint32_t columns) {
+static void multiply(const HeadProduct<T>& p, uint32_t rows, uint32_t columns) {
   uint32_t n = 0;
   for (; n + 16 * tile_vectors <= columns; n += 16 * tile_vectors) multiply_columns<tile_vectors>(p, rows, n);
   for (; n < columns; n += 16) multiply_columns<1>(p, rows, n);

@@ -101,7 +101,7 @@ static void attn_split(const KernelCall& c, uint32_t begin, uint32_t end) {
       uint32_t count = uint32_t(to - base < key_block ? to - base : key_block);
       score_keys(q, heads, buffer<const Act>(c, 3) + at, buffer<const Act>(c, 4) + at, count, D, s);
       softmax_block<Act>(s, heads, [count](uint32_t) { return count; }, a.scale, m, l, decay);
-      multiply(Product<Act>{s, key_block, buffer<const Act>(c, 4) + at, D, count, o, D, decay}, heads, D);
+      multiply(HeadProduct<Act>{s, key_block, buffer<const Act>(c, 4) + at, D, count, o, D, decay}, heads, D);
     }
     uint64_t first = uint64_t(split) * a.Hq + kv * heads;
     float* ml = buffer<float>(c, 6) + 2 * first;
