@@ -93,7 +93,8 @@ def test_no_stage_for_a_gpu_takes_a_second_at_any_context(size, tmp_path):
             chunk, step, used = native().testing.longest_stages(config.spec(), abstract_weights(config), "metal", rows, context)
             assert 0 < chunk <= 1.0 and 0 < step <= 1.0
             chunks.add(used)
-    assert chunks == {16, 1024 if size == "27b" else 2048}, chunks
+    # Wide products of the dense one, and 32 heads of the largest two, take too long in chunks of 2,048 rows.
+    assert chunks == {16, 1024 if size in ("27b", "122b-a10b", "397b-a17b") else 2048}
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim", "metal"])
