@@ -133,7 +133,7 @@ def eight_experts(tmp_path_factory):
         yield loaded
 
 
-@pytest.mark.parametrize("count", [4100, 8200])
+@pytest.mark.parametrize("count", [4100, pytest.param(8200, marks=pytest.mark.soak)])
 def test_one_long_chunk_has_the_bits_of_many_short_ones(eight_experts, count):
     found = {}
     for rows in (count, 512):

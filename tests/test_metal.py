@@ -82,7 +82,7 @@ def plain():
 @pytest.mark.parametrize(
     "environment",
     [
-        pytest.param({"LILY_METAL_ENCODER": "serial"}, id="a serial encoder"),
+        pytest.param({"LILY_METAL_ENCODER": "serial"}, id="a serial encoder", marks=SOAK),
         pytest.param({"LILY_METAL_IN_FLIGHT": "1"}, id="a wait for each command buffer", marks=SOAK),
         pytest.param({"LILY_METAL_SLICE": "1e-6"}, id="a command buffer for each stage"),
         pytest.param({"LILY_INDIRECT": "host"}, id="grids read by the host", marks=SOAK),
