@@ -91,13 +91,13 @@ struct Digit {
   __attribute__((always_inline)) bool in_play(uint32_t key, uint32_t prefix) const { return shift + bits == 32 || (key ^ prefix) >> (shift + bits) == 0; }
   __attribute__((always_inline)) uint32_t of(uint32_t key) const { return key >> shift & ((1u << bits) - 1); }
 };
-constexpr Digit digits[3] = {{21, 11}, {10, 11}, {0, 10}};
+constexpr Digit kDigits[3] = {{21, 11}, {10, 11}, {0, 10}};
 
 // The n largest candidates, ties to the lower id; all of them if there are fewer.
 static Cut select_count(const Candidates& c, uint32_t n) {
   if (n >= c.count) return {0, c.count};
   uint32_t prefix = 0, left = n;
-  for (const Digit& d : digits) {
+  for (const Digit& d : kDigits) {
     uint32_t histogram[LILY_HIST_BINS] = {};
     for (uint32_t i = 0; i < c.count; i++) {
       uint32_t key = order_key(c.values[i]);
@@ -115,7 +115,7 @@ static Cut select_mass(const Candidates& c, const Weigh& weigh, double mass) {
   uint32_t prefix = 0;
   double left = mass;
   float weights[64];
-  for (const Digit& d : digits) {
+  for (const Digit& d : kDigits) {
     double histogram[LILY_HIST_BINS] = {};
     uint32_t lowest = LILY_HIST_BINS;  // digit in play: where a rounding deficit ends
     for (uint32_t i = 0; i < c.count; i += 64) {

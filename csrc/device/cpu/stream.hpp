@@ -30,7 +30,7 @@ class Stream {
 
  private:
   static constexpr uint64_t kBytes = 16 << 20;
-  const bool past_;
+  [[maybe_unused]] const bool past_;
 };
 
 }  // namespace lily::cpu::LILY_CPU_NS
