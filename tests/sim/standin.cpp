@@ -424,8 +424,6 @@ Messages table() {
     if (b->status != 0) world().complain("a handler was added after commit");
     b->handlers.push_back({fn, context});
   };
-  m.array_count = [](Object) -> uint64_t { return 0; };  // of the list of GPUs, which only macOS has
-  m.array_object = [](Object, uint64_t) -> Object { return nullptr; };
   m.awake_seconds = []() -> double { LOCKED; return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count() - world().property("slept", 0); };
   m.os_version = []() -> uint32_t { LOCKED; return uint32_t(world().property("os", 1505)); };
   m.annotate = [](Object encoder, const Touched& touched) {

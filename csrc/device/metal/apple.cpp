@@ -61,7 +61,10 @@ Object system_default_device() {
   if (Object device = default_device()) return device;
   Object array = all_devices ? all_devices() : nullptr;
   if (!array) return nullptr;
-  Object device = send<k_array_count, uint64_t>(array) ? send<k_array_object, Object>(array, uint64_t(0)) : nullptr;
+  // An NSArray is a CFArray.
+  auto count = reinterpret_cast<long (*)(Object)>(dlsym(RTLD_DEFAULT, "CFArrayGetCount"));
+  auto value = reinterpret_cast<Object (*)(Object, long)>(dlsym(RTLD_DEFAULT, "CFArrayGetValueAtIndex"));
+  Object device = count && value && count(array) > 0 ? value(array, 0) : nullptr;
   if (device) send<k_retain, Object>(device);
   send<k_release, void>(array);
   return device;
