@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <map>
 
 #include "bind/convert.hpp"
@@ -175,15 +176,7 @@ std::tuple<double, double, uint32_t> longest_stages(nb::dict spec, nb::list weig
   policy.traits = device_traits(device);
   Model model(spec_from(spec), weights_from(weights), DType::bf16);
   if (!rows) rows = Engine::default_chunk(model, policy);
-  auto longest = [](const Program& p) {
-    double most = 0;
-    for (const auto& stage : p.stages()) {
-      double seconds = 0;
-      for (uint32_t d : stage) seconds += estimate_seconds(p.dispatches()[d]);
-      most = std::max(most, seconds);
-    }
-    return most;
-  };
+  auto longest = [](const Program& p) { return std::ranges::max(estimate_stages(p.dispatches(), p.stages())); };
   return {std::max(longest(model.prefill(rows, false, context, policy)), longest(model.head_rows(64, false))), longest(model.decode(context, policy)), rows};
 }
 

@@ -71,13 +71,7 @@ uint32_t Engine::default_chunk(const Model& model, const Policy& policy) {
   if (!policy.traits.tile_map) return chunk;
   auto longest = [&] {
     const Program p = model.prefill(chunk, false, chunk, policy);
-    double most = 0;
-    for (const auto& stage : p.stages()) {
-      double seconds = 0;
-      for (uint32_t d : stage) seconds += estimate_seconds(p.dispatches()[d]);
-      most = std::max(most, seconds);
-    }
-    return most;
+    return std::ranges::max(estimate_stages(p.dispatches(), p.stages()));
   };
   while (chunk > 256 && longest() > kLongest) chunk /= 2;
   return chunk;

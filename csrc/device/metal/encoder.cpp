@@ -97,11 +97,7 @@ std::shared_ptr<const MetalProgram> prepare_program(Gpu& gpu, const Tuning& tuni
   for (const Dispatch& d : dispatches) program->launches.push_back(plan_launch(d, tuning));
   gpu.compile(program->launches);
   for (const Launch& l : program->launches) program->pipelines.push_back(gpu.pipeline(l));
-  for (const auto& stage : stages) {
-    double seconds = 0;
-    for (uint32_t d : stage) seconds += estimate_seconds(dispatches[d]);
-    program->seconds.push_back(seconds);
-  }
+  program->seconds = estimate_stages(dispatches, stages);
   program->dispatches = std::move(dispatches);
   program->stages = std::move(stages);
   return program;

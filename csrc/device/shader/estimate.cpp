@@ -55,4 +55,14 @@ double estimate_seconds(const Dispatch& d) {
   return kDispatch + w.operations / kOperations + w.bytes / kBytes + w.steps * kStep;
 }
 
+std::vector<double> estimate_stages(const std::vector<Dispatch>& dispatches, const Stages& stages) {
+  std::vector<double> seconds;
+  for (const auto& stage : stages) {
+    double sum = 0;
+    for (uint32_t d : stage) sum += estimate_seconds(dispatches[d]);
+    seconds.push_back(sum);
+  }
+  return seconds;
+}
+
 }  // namespace lily

@@ -15,5 +15,7 @@ Work estimate_work(const Dispatch& dispatch);
 
 // On the slowest GPU that is supported (M1 with seven cores), and below its measured peers: 0.5 TFLOP/s, 30 GB/s, 5 us a dispatch, 2 us a step.
 double estimate_seconds(const Dispatch& dispatch);
+// Of each stage: its dispatches one after the other.
+std::vector<double> estimate_stages(const std::vector<Dispatch>& dispatches, const Stages& stages);
 
 }  // namespace lily
