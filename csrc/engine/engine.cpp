@@ -116,11 +116,12 @@ MemoryReport Engine::memory() const {
           model_->state.bytes};
 }
 
-// Spare states first, then the session that was kept for reuse and not used for longest, with the arenas that it leaves empty.
+// Spare states first, then the session that was kept for reuse and not used for longest, with the arenas that it leaves empty; arenas that were emptied
+// otherwise at last.
 bool Engine::make_room() {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   if (states_ && states_->trim()) return true;
-  if (!sessions_.evict_one()) return false;
+  if (!sessions_.evict_one()) return kv_ && kv_->shrink();
   states_->trim();
   kv_->shrink();
   return true;

@@ -137,27 +137,51 @@ LILY_TEST(limits_take_from_what_is_kept_for_reuse) {
   CHECK(m.weights + m.kv + m.states + m.snapshots + m.workspace + m.requests <= m.limit);
 }
 
-// Threads whose sessions take memory from each other's forks that are kept.
+// Threads whose sessions take memory from each other's forks that are kept. Room for what is in use at once: four states a thread (the end of the prompt, the
+// current one, two steps in flight), the zero state, keys, values and the workspace; far less than for all forks as well.
 LILY_TEST(limits_between_threads) {
-  auto engine = with_room(16 << 20);
+  constexpr size_t kThreads = 3;
+  const uint64_t state = with_room(16 << 20)->state_bytes();
+  auto engine = with_room((4 * kThreads + 1) * state + (8 << 20));
   const auto expected = generate(session_on(engine, prompt(64)), 6);
   std::vector<std::thread> threads;
-  std::vector<int> wrong(3);
-  for (size_t t = 0; t < 3; t++)
+  std::vector<std::vector<std::shared_ptr<Session>>> kept(kThreads);
+  std::vector<std::string> wrong(kThreads);
+  for (size_t t = 0; t < kThreads; t++)
     threads.emplace_back([&, t] {
-      std::vector<std::shared_ptr<Session>> kept;
-      for (int i = 0; i < 4; i++) {
-        auto session = session_on(engine, prompt(64));
-        kept.push_back(session->fork());
-        engine->sessions().keep(kept.back());
-        wrong[t] += generate(session, 6) != expected;
-        held_bytes(kept);
-        engine->memory();
-        engine->trim();
+      try {
+        for (int i = 0; i < 8; i++) {
+          auto session = session_on(engine, prompt(64));
+          kept[t].push_back(session->fork());
+          engine->sessions().keep(kept[t].back());
+          if (generate(session, 6) != expected) wrong[t] = "other ids";
+          held_bytes(kept[t]);
+          engine->memory();
+          engine->trim();
+        }
+      } catch (const std::exception& e) {  // out of a thread it would end the program
+        wrong[t] = e.what();
       }
     });
   for (auto& t : threads) t.join();
-  CHECK(wrong == std::vector<int>(3));
+  for (const std::string& what : wrong) CHECK_EQUAL(what, "");
+  size_t evicted = 0;
+  for (const auto& forks : kept) evicted += size_t(std::count_if(forks.begin(), forks.end(), [](const auto& s) { return s->evicted(); }));
+  CHECK(evicted > 0 && evicted < kThreads * 8);
+}
+
+// A state is refused only after the arenas' empty end was given back: here a session that was never kept for reuse left it.
+LILY_TEST(limits_give_arenas_to_states) {
+  auto engine = with_room(16 << 20);
+  { auto gone = session_on(engine, prompt(64)); }
+  const uint64_t kv = engine->memory().kv;
+  CHECK(kv > 0);
+  std::vector<StatePtr> states;
+  CHECK_THROWS(OutOfMemoryError, for (;;) states.push_back(engine->new_state()));
+  CHECK_EQUAL(engine->memory().kv, 0u);
+  CHECK(engine->memory().limit - engine->memory().weights - engine->memory().workspace - states.size() * engine->state_bytes() < 2 * engine->state_bytes());
+  states.clear();
+  session_on(engine, prompt(64));
 }
 
 }  // namespace
