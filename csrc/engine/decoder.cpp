@@ -73,7 +73,7 @@ void Decoder::submit_forward(uint64_t k) {
     uint32_t position = base_ + uint32_t(k) - 1;
     session_->reserve(position + 1);
     if (k == 0) reinterpret_cast<LilyStep*>(slot.step->host())->token = uint32_t(session_->tokens().back());
-    slot.out = session_->fresh_state();
+    slot.out = session_->engine()->new_state();
     last_ = session_->submit_decode(slot.step, position, newest_, slot.out, logits_, request);
     newest_ = slot.out;
   }

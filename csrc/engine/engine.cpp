@@ -39,7 +39,7 @@ std::shared_ptr<Engine> Engine::open(const ModelSpec& spec, const std::vector<We
   e->fixed_ = fixed;
   e->states_ = std::make_shared<StatePool>(e->device_, e->budget_, m.state.bytes);
   e->kv_ = std::make_shared<KvCache>(e->device_, e->budget_, m.spec.attention_layers(), m.kv_block_bytes(), [raw = e.get()] { raw->drain(); });
-  e->budget_->set_make_room([raw = e.get()] { return raw->make_room(); });
+  e->budget_->set_make_room([raw = e.get()](Need need) { return raw->make_room(need); });
   return e;
 }
 
@@ -116,12 +116,12 @@ MemoryReport Engine::memory() const {
           model_->state.bytes};
 }
 
-// Spare states first, then the session that was kept for reuse and not used for longest, with the arenas that it leaves empty; arenas that were emptied
-// otherwise at last.
-bool Engine::make_room() {
+// Spare states first, then the session that was kept for reuse and not used for longest, with the arenas that it leaves empty; then the end of the arenas
+// that is empty otherwise, and at last snapshots of sessions that stay: without them a rewind reads more again.
+bool Engine::make_room(Need need) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   if (states_ && states_->trim()) return true;
-  if (!sessions_.evict_one()) return kv_ && kv_->shrink();
+  if (!sessions_.evict_one()) return (kv_ && kv_->shrink(true)) || (need == Need::work && sessions_.drop_snapshot());
   states_->trim();
   kv_->shrink();
   return true;

@@ -75,7 +75,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Waits, polling `interrupt`; on an interrupt sets `cancel`, waits for the end and throws Interrupted. Throws what the ticket holds.
   void wait(const TicketPtr& ticket, const Interrupt& interrupt, const std::shared_ptr<std::atomic<bool>>& cancel);
 
-  StatePtr new_state() { return states_->acquire(); }
+  StatePtr new_state(Need need = Need::work) { return states_->acquire(need); }
   StatePtr zero_state() { return states_->zero(); }
   BufferPtr request_buffer(uint64_t bytes) { return allocate_counted(device_, budget_, MemoryKind::requests, bytes); }
   uint64_t state_bytes() const { return states_->bytes(); }
@@ -100,7 +100,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   void refuse_fork() const;
   uint32_t cut_context(uint32_t rows, uint32_t tokens) const;  // one value, and so one program, for all contexts whose prefill attention is cut alike
-  bool make_room();
+  bool make_room(Need need);
   BindingSet bind() const;
   const Ready& ready(const ProgramKey& key);
 

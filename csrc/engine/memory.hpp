@@ -13,15 +13,21 @@ namespace lily {
 enum class MemoryKind { weights, kv, states, workspace, requests };
 constexpr int kMemoryKinds = 5;
 
+// What memory is asked for: work that fails without it, or a snapshot, for which no other one is given up.
+enum class Need { work, snapshot };
+
 class MemoryBudget {
  public:
   explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
 
   // `make_room` lets go of something that is kept for reuse only; false when there is nothing. Called without the budget's lock.
-  void set_make_room(std::function<bool()> make_room) { make_room_ = std::move(make_room); }
-  void reserve(MemoryKind kind, uint64_t bytes) {
+  void set_make_room(std::function<bool(Need)> make_room) { make_room_ = std::move(make_room); }
+  void reserve(MemoryKind kind, uint64_t bytes, Need need = Need::work) {
     while (!try_reserve(kind, bytes))
-      if (!make_room()) refuse(kind, bytes);
+      if (!make_room(need)) {
+        if (try_reserve(kind, bytes)) return;  // what another thread held for a moment, or made room of
+        refuse(kind, bytes);
+      }
   }
   // As it stands, without making room.
   bool try_reserve(MemoryKind kind, uint64_t bytes) {
@@ -30,7 +36,7 @@ class MemoryBudget {
     used_[int(kind)] += bytes;
     return true;
   }
-  bool make_room() { return make_room_ && make_room_(); }
+  bool make_room(Need need = Need::work) { return make_room_ && make_room_(need); }
   [[noreturn]] void refuse(MemoryKind kind, uint64_t bytes) const {
     std::lock_guard<std::mutex> lock(mutex_);
     static const char* kNames[] = {"the weights", "the K/V cache", "the recurrent states", "the workspace", "the request"};
@@ -58,7 +64,7 @@ class MemoryBudget {
     return n;
   }
   const uint64_t limit_;
-  std::function<bool()> make_room_;
+  std::function<bool(Need)> make_room_;
   mutable std::mutex mutex_;
   std::array<uint64_t, kMemoryKinds> used_{};
 };

@@ -23,8 +23,8 @@ class CountedBuffer : public Buffer {
 
 }  // namespace
 
-BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<MemoryBudget>& budget, MemoryKind kind, uint64_t bytes) {
-  budget->reserve(kind, bytes);
+BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<MemoryBudget>& budget, MemoryKind kind, uint64_t bytes, Need need) {
+  budget->reserve(kind, bytes, need);
   try {
     return std::make_shared<CountedBuffer>(device->allocate(bytes), budget, kind);
   } catch (...) {
@@ -33,7 +33,7 @@ BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<Memory
   }
 }
 
-StatePtr StatePool::acquire() {
+StatePtr StatePool::acquire(Need need) {
   BufferPtr buffer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -42,7 +42,7 @@ StatePtr StatePool::acquire() {
       free_.pop_back();
     }
   }
-  if (!buffer) buffer = allocate_counted(device_, budget_, MemoryKind::states, bytes_);
+  if (!buffer) buffer = allocate_counted(device_, budget_, MemoryKind::states, bytes_, need);
   return StatePtr(new BufferPtr(std::move(buffer)), [pool = weak_from_this()](const BufferPtr* p) {
     if (auto alive = pool.lock()) {
       std::lock_guard<std::mutex> lock(alive->mutex_);
@@ -119,14 +119,14 @@ void KvCache::resize(uint32_t capacity, uint64_t reserved) {
   capacity_ = capacity;
 }
 
-bool KvCache::shrink() {
+bool KvCache::shrink(bool any) {
   uint32_t end = capacity_;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto last = free_.rbegin(); last != free_.rend() && *last + 1 == end; ++last) end--;
   }
   const uint64_t copied = uint64_t(end) * block_bytes_;
-  if (capacity_ == 0 || end > capacity_ / 2 || !budget_->try_reserve(MemoryKind::kv, copied)) return false;
+  if (end == capacity_ || (!any && end > capacity_ / 2) || !budget_->try_reserve(MemoryKind::kv, copied)) return false;
   resize(end, copied);
   return true;
 }
@@ -151,7 +151,7 @@ KvBlockPtr KvCache::allocate() {
       }
     }
     // A session that is let go of gives blocks back, so that nothing need grow.
-    if (!grow(1) && !budget_->make_room()) budget_->refuse(MemoryKind::kv, block_bytes_ * (2 * k_.size() + capacity_));
+    if (!grow(1) && !budget_->make_room() && !grow(1)) budget_->refuse(MemoryKind::kv, block_bytes_ * (2 * k_.size() + capacity_));
   }
 }
 

@@ -13,7 +13,7 @@
 namespace lily {
 
 // A buffer whose bytes are in the budget for as long as anyone holds it.
-BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<MemoryBudget>& budget, MemoryKind kind, uint64_t bytes);
+BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<MemoryBudget>& budget, MemoryKind kind, uint64_t bytes, Need need = Need::work);
 
 // Immutable once written. A dropped value's buffer goes back to the pool; submissions run in order, so that the next writer comes after every reader.
 using StatePtr = std::shared_ptr<const BufferPtr>;
@@ -21,7 +21,7 @@ using StatePtr = std::shared_ptr<const BufferPtr>;
 class StatePool : public std::enable_shared_from_this<StatePool> {
  public:
   StatePool(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint64_t bytes) : device_(std::move(device)), budget_(std::move(budget)), bytes_(bytes) {}
-  StatePtr acquire();
+  StatePtr acquire(Need need);
   StatePtr zero();  // the state before the first token
   uint64_t bytes() const { return bytes_; }
   bool trim();  // lets go of spare buffers; false when there were none
@@ -58,7 +58,7 @@ class KvCache : public std::enable_shared_from_this<KvCache> {
   KvCache(DevicePtr device, std::shared_ptr<MemoryBudget> budget, uint32_t layers, uint64_t block_bytes, std::function<void()> drain);
   KvBlockPtr allocate();
   void prepare(uint32_t blocks);  // grows once, for so many more blocks
-  bool shrink();  // gives back the free end of the arenas when it is at least half of them; false when nothing changed
+  bool shrink(bool any = false);  // gives back the free end of the arenas when it is at least half of them, or any; false when nothing changed
   void copy(uint32_t from, uint32_t to);  // contents of a block, all layers; nothing in flight may write `from`
   void bind(const StepSymbols& use, BindingSet& bindings) const;
   const BufferPtr& k(uint32_t layer) const { return k_[layer]; }

@@ -33,14 +33,6 @@ void Session::check_ids(const int32_t* ids, size_t n) const {
 StatePtr Session::current() const { return state_ ? state_ : engine_->zero_state(); }
 
 void Session::reserve(uint32_t end) {
-  for (;;) try {
-      return reserve_blocks(end);
-    } catch (const OutOfMemoryError&) {
-      if (!drop_snapshot()) throw;
-    }
-}
-
-void Session::reserve_blocks(uint32_t end) {
   std::lock_guard<std::recursive_mutex> lock(engine_->mutex());
   KvCache& kv = engine_->kv();
   const size_t needed = (size_t(end) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK, first = consumed_ / LILY_KV_BLOCK;
@@ -96,7 +88,7 @@ void Session::consume_pending(const BufferPtr& logits, const Interrupt& interrup
   if (!pending()) return;
   reserve(consumed_ + 1);
   auto cancel = std::make_shared<std::atomic<bool>>(false);
-  StatePtr in = current(), out = fresh_state();
+  StatePtr in = current(), out = engine_->new_state();
   reinterpret_cast<LilyStep*>(step_->host())->token = uint32_t(tokens_[consumed_]);
   engine_->wait(submit_decode(step_, consumed_, in, out, logits, {nullptr, cancel, nullptr}), interrupt, cancel);
   std::lock_guard<std::mutex> lock(content_);
@@ -151,7 +143,7 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
     record->position = consumed_;
     record->rows = rows;
     std::memcpy(id_buffer->host(), ids + begin, rows * 4);
-    StatePtr in = current(), out = fresh_state();
+    StatePtr in = current(), out = engine_->new_state();
     auto bound = common(in, out, step_);
     bound.push_back({model.use.ids, id_buffer});
     if (rows_out) bound.push_back({model.use.rows_out, rows_out});
@@ -266,7 +258,7 @@ void Session::trace(const int32_t* ids, size_t n, const TraceSink& sink) {
   *record = {};
   record->position = consumed_;
   record->rows = uint32_t(n);
-  StatePtr in = current(), out = fresh_state();
+  StatePtr in = current(), out = engine_->new_state();
   for (auto& b : common(in, out, step_)) s.bindings.set(b.symbol, {b.buffer, b.offset});
   s.bindings.set(model.use.ids, {id_buffer, 0});
   s.bindings.set(model.use.workspace, {workspace, 0});

@@ -67,6 +67,7 @@ class Session {
     size_t tokens;
   };
   Holdings holdings() const;
+  void drop_snapshots(const BufferPtr* state);  // those of this value, from any thread
   // Lets go of everything, for good, unless it is in use; then false, as for one that was evicted before.
   bool evict();
   bool evicted() const { return evicted_.load(); }
@@ -76,7 +77,6 @@ class Session {
   uint32_t consumed() const { return consumed_; }
   const StatePtr& state() const { return state_; }
   const std::vector<KvBlockPtr>& kv_blocks() const { return blocks_; }
-  const std::vector<Snapshot>& snapshots() const { return snapshots_; }
   bool busy() const { return busy_.load(); }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
 
@@ -92,7 +92,6 @@ class Session {
   };
   void check_ids(const int32_t* ids, size_t n) const;
   void reserve(uint32_t end);  // K/V blocks for positions below end, the first one to be written unshared
-  void reserve_blocks(uint32_t end);
   void consume_pending(const BufferPtr& logits, const Interrupt& interrupt);
   void read(const int32_t* ids, size_t n, const Progress& progress, const Interrupt& interrupt, const BufferPtr& rows_out,
             const std::function<void(uint32_t begin, uint32_t rows)>& each_chunk, const std::vector<uint32_t>& marks, bool keep_end = true);
@@ -101,8 +100,6 @@ class Session {
   void keep_snapshot(uint32_t position, const StatePtr& state, bool marked);
   void thin_snapshots();
   StatePtr snapshot_state();  // null when the budget is full
-  StatePtr fresh_state();  // gives up snapshots, the oldest first, when the budget is full, as reserve() does
-  bool drop_snapshot();
   std::shared_ptr<Session> copy(uint32_t n_tokens, const StatePtr& state, uint32_t consumed) const;
   std::vector<Engine::Bound> common(const StatePtr& in, const StatePtr& out, const BufferPtr& step) const;
   StatePtr current() const;
@@ -110,7 +107,7 @@ class Session {
   TicketPtr submit_decode(const BufferPtr& step, uint32_t position, const StatePtr& in, const StatePtr& out, const BufferPtr& logits, const Engine::Request& request);
 
   std::shared_ptr<Engine> engine_;
-  mutable std::mutex content_;  // held for moments: commits, and view()
+  mutable std::mutex content_;  // held for moments: commits, view(), and all that reads or changes snapshots, which other threads may drop
   std::vector<int32_t> tokens_;
   std::vector<Origin> origins_;
   uint32_t consumed_ = 0;

@@ -26,11 +26,16 @@ SessionImage export_session(Session& session) {
     distinct.push_back(state);
     return uint32_t(distinct.size() - 1);
   };
-  for (const Snapshot& s : session.snapshots_)
+  std::vector<Snapshot> snapshots;
+  {
+    std::lock_guard<std::mutex> lock(session.content_);
+    snapshots = session.snapshots_;
+  }
+  for (const Snapshot& s : snapshots)
     if (s.state != session.state_) image.snapshots.push_back({s.position, index(s.state), s.marked});
   if (session.state_) {
     uint32_t last = index(session.state_);
-    for (const Snapshot& s : session.snapshots_)
+    for (const Snapshot& s : snapshots)
       if (s.state == session.state_) image.snapshots.push_back({s.position, last, s.marked});
   }
   for (const StatePtr& state : distinct) {

@@ -15,25 +15,15 @@ void Session::keep_snapshot(uint32_t position, const StatePtr& state, bool marke
   thin_snapshots();
 }
 
-StatePtr Session::fresh_state() {
-  for (;;) try {
-      return engine_->new_state();
-    } catch (const OutOfMemoryError&) {
-      if (!drop_snapshot()) throw;
-    }
-}
-
-bool Session::drop_snapshot() {
+void Session::drop_snapshots(const BufferPtr* state) {
   std::lock_guard<std::mutex> lock(content_);
-  if (snapshots_.empty()) return false;
-  snapshots_.erase(snapshots_.begin());
-  return true;
+  std::erase_if(snapshots_, [&](const Snapshot& s) { return s.state.get() == state; });
 }
 
 // For a state that is kept on the way: a prompt that is read without it is better than none.
 StatePtr Session::snapshot_state() {
   try {
-    return engine_->new_state();
+    return engine_->new_state(Need::snapshot);
   } catch (const OutOfMemoryError&) {
     return nullptr;
   }
@@ -82,6 +72,7 @@ std::shared_ptr<Session> Session::copy(uint32_t n_tokens, const StatePtr& state,
   other->state_ = state;
   size_t blocks = (size_t(consumed) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK;
   other->blocks_.assign(blocks_.begin(), blocks_.begin() + long(blocks));
+  std::lock_guard<std::mutex> lock(content_);
   for (const Snapshot& s : snapshots_)
     if (s.position <= consumed) other->snapshots_.push_back(s);
   return other;
@@ -93,8 +84,11 @@ Rewind Session::rewind(uint32_t n, const Progress& progress, const Interrupt& in
   if (n == tokens_.size()) return {n, 0};
   uint32_t start = 0;
   StatePtr state;
-  for (const Snapshot& s : snapshots_)
-    if (s.position <= n) start = s.position, state = s.state;
+  {
+    std::lock_guard<std::mutex> lock(content_);
+    for (const Snapshot& s : snapshots_)
+      if (s.position <= n) start = s.position, state = s.state;
+  }
   if (consumed_ <= n) start = consumed_, state = state_;  // only a pending token is dropped
   // The work is done on a copy that shares all blocks, and taken over when it has succeeded.
   std::shared_ptr<Session> other = copy(start, state, start);

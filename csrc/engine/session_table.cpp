@@ -4,12 +4,12 @@
 
 namespace lily {
 
-void SessionTable::add(const Session* session) {
+void SessionTable::add(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
   all_.insert(session);
 }
 
-void SessionTable::remove(const Session* session) {
+void SessionTable::remove(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
   all_.erase(session);
 }
@@ -36,6 +36,21 @@ bool SessionTable::evict_one() {
   for (const auto& kept : order)
     if (std::shared_ptr<Session> session = kept.lock(); session && session->evict()) return true;
   return false;
+}
+
+bool SessionTable::drop_snapshot() {
+  std::set<const BufferPtr*> current;
+  std::vector<const BufferPtr*> most;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Session* session : all_) current.insert(session->holdings().state);
+  for (const Session* session : all_) {
+    std::vector<const BufferPtr*> snapshots = session->holdings().snapshots;
+    std::erase_if(snapshots, [&](const BufferPtr* state) { return current.count(state) > 0; });
+    if (snapshots.size() > most.size()) most = std::move(snapshots);
+  }
+  if (most.empty()) return false;
+  for (Session* session : all_) session->drop_snapshots(most.front());
+  return true;
 }
 
 uint64_t SessionTable::snapshot_states() const {

@@ -13,17 +13,19 @@ class Session;
 
 class SessionTable {
  public:
-  void add(const Session* session);
-  void remove(const Session* session);
+  void add(Session* session);
+  void remove(Session* session);
   // Kept for reuse only: memory that runs short is taken from the one whose last call is the longest ago.
   void keep(const std::shared_ptr<Session>& session);
   bool evict_one();  // false when no kept session can be let go of; one in use cannot
+  // Of the session that has most of them, its oldest, wherever else it is held; false when nobody has any that it does not stand at.
+  bool drop_snapshot();
   // Distinct state values that snapshots hold and no session stands at.
   uint64_t snapshot_states() const;
 
  private:
   mutable std::mutex mutex_;
-  std::set<const Session*> all_;
+  std::set<Session*> all_;
   std::list<std::weak_ptr<Session>> kept_;  // the least recently used first
 };
 
