@@ -75,27 +75,6 @@ LILY_INLINE void gate_head(const float* o, const float* gate, uint32_t D, Act* o
   for (uint32_t i = 0; i < D; i += 16) store(out + i, mul(load(o + i), sigmoid(load(gate + i))));
 }
 
-LILY_INLINE float reduce_max(V a) {
-#if defined(__AVX512F__) || defined(__AVX2__)
-#if defined(__AVX512F__)
-  __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)));
-#else
-  __m256 b = _mm256_max_ps(a.lo, a.hi);
-#endif
-  __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
-  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
-#elif defined(LILY_NEON)
-  return vmaxvq_f32(larger_of(larger_of(a.a, a.c), larger_of(a.b, a.d)));
-#else
-  float t[16], m;
-  store(t, a);
-  m = t[0];
-  for (int i = 1; i < 16; i++) m = t[i] > m ? t[i] : m;
-  return m;
-#endif
-}
-
 constexpr float minus_infinity = -__builtin_inff();
 
 // One step of online softmax over a block of 64 scores, keys(i) of row i real (at least one):

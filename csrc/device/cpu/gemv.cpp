@@ -12,7 +12,7 @@ template <class Act> static void gemv(const KernelCall& c, uint32_t begin, uint3
   prefetch_first(w, begin * LILY_ROW_BLOCK);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
-  Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
+  Input in = arrange<Act>(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
   for (uint32_t g = begin, i = 0, base = 0; g < end && i < a.n_segments; i++) {
     const LilySegment& s = a.seg[i];
     const uint32_t next = base + (s.rows + LILY_ROW_BLOCK - 1) / LILY_ROW_BLOCK;
@@ -39,7 +39,7 @@ template <class Act> static void gemv_norm(const KernelCall& c, uint32_t begin, 
   }
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
-  Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
+  Input in = arrange<Act>(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
   uint32_t base = 0;  // first threadgroup of the segment
   for (uint32_t i = 0; i < a.n_segments; i++) {
     const LilySegment& s = a.seg[i];
@@ -63,7 +63,7 @@ template <class Act> static void gemv_residual(const KernelCall& c, uint32_t beg
   prefetch_first(w, begin * LILY_ROW_BLOCK);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
-  Input in = arrange(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
+  Input in = arrange<Act>(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
   for (uint32_t g = begin; g < end; g++) {
     uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.seg[0].rows - row, LILY_ROW_BLOCK);
     float* h = buffer<float>(c, 1) + row;
@@ -83,8 +83,8 @@ template <class Act> static void gate_up_norm(const KernelCall& c, uint32_t begi
   prefetch_first(up, begin * LILY_ROW_BLOCK);
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
-  Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
-  Input up_in = same_format(a.gate, a.up) ? gate_in : arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
+  Input gate_in = arrange<Act>(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
+  Input up_in = same_format(a.gate, a.up) ? gate_in : arrange<Act>(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
   for (uint32_t g = begin; g < end; g++) {
     uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
     float gx[16] = {}, ux[16] = {};

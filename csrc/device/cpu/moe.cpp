@@ -29,8 +29,8 @@ template <class Act> static void moe_gate_up(const KernelCall& c, uint32_t begin
   }
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
-  Input gate_in = arrange(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
-  Input up_in = same_format(a.a, a.b) ? gate_in : arrange(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
+  Input gate_in = arrange<Act>(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
+  Input up_in = same_format(a.a, a.b) ? gate_in : arrange<Act>(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
   for (uint32_t g = begin; g < end && g < routed; g++) {
     uint32_t j = g / blocks, row = g % blocks * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
     float gx[16] = {}, ux[16] = {};
@@ -70,7 +70,7 @@ template <class Act> static void moe_down(const KernelCall& c, uint32_t begin, u
       const bool last = j == a.k;
       const Weight& w = last ? shared : down;
       expand(last ? buffer<const Act>(c, 3) : buffer<const Act>(c, 0) + uint64_t(j) * a.I, w.K, natural);
-      Input in = arrange(w, natural, scratch);
+      Input in = arrange<Act>(w, natural, scratch);
       const V factor = splat(last ? gate : route[j]);
       const uint64_t first = last ? 0 : uint64_t(ids[j]) * a.a_stride;
       for (uint32_t g = g0; g < g1; g++) {
@@ -106,7 +106,7 @@ template <class Act> static void moe_gemv(const KernelCall& c, uint32_t begin, u
     uint32_t source = a.per_expert_input ? j : 0;
     if (source != ready) {
       expand(buffer<const Act>(c, 1) + uint64_t(source) * a.K, a.K, natural);
-      in = arrange(w, natural, scratch);
+      in = arrange<Act>(w, natural, scratch);
       ready = source;
     }
     dot_rows(w, in, uint64_t(ids[j]) * a.a_stride + row, n, buffer<float>(c, 2) + uint64_t(j) * a.I + row);

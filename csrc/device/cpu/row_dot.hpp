@@ -1,10 +1,14 @@
 // The dot products of decode: rows of a weight, each times one vector x, with w = scale*q + bias in fp32, unrounded.
 // Order of the sums of a row (contract: fused kernels and twins share it, however rows are grouped):
 //   lanes: acc = sum over vectors of 16 groups of bias * xsum, ascending; then per step: partial = sum of q*x, acc = fma(scale, partial, acc);
+//   4 bits and bf16 x: partial in integers, in units of fixed_point.hpp, acc = fma(scale * unit, partial, acc), except in the portable form;
 //   y = the lanes of acc, folded by halves.
 // A step is 128 codes of 4 bits (16 words; lane i holds codes 8i..8i+7, so x is permuted once per kernel call), 64 codes of 8 bits,
 // one group of any other width, or 16 plain values.
 #pragma once
+#include <type_traits>
+
+#include "device/cpu/fixed_point.hpp"
 #include "device/cpu/rms.hpp"
 #include "device/cpu/weight.hpp"
 
@@ -14,29 +18,43 @@ namespace lily::cpu::LILY_CPU_NS {
 struct Input {
   const float* x;     // K values in the order of the steps, zeros up to a multiple of 128
   const float* sums;  // sum of x per group, zeros up to a multiple of 16
+  FixedPoint fixed;   // instead of x, where `in_fixed_point` says so
 };
+
+// Whether rows of this weight are multiplied with digits of x: 4 bits, and x is bf16.
+template <class Act> LILY_INLINE bool in_fixed_point(const Weight& w) {
+#if defined(LILY_FIXED_POINT)
+  return sizeof(Act) == sizeof(Bf16) && w.fast(4);
+#else
+  (void)w;
+  return false;
+#endif
+}
 
 LILY_INLINE uint32_t vector_floats(uint32_t K) { return round_up(K, 128); }
 // Floats that arrange() needs.
-LILY_INLINE uint32_t arranged_floats(const Weight& w) { return vector_floats(w.K) + round_up(w.groups, 16); }
+LILY_INLINE uint32_t arranged_floats(const Weight& w) { return 2 * vector_floats(w.K) + round_up(w.groups, 16); }
 
 LILY_INLINE bool same_format(const LilyFormat& a, const LilyFormat& b) { return a.kind == b.kind && a.bits == b.bits && a.group == b.group; }
 
 // Puts a vector of vector_floats(K) in order; `scratch` holds what is not `natural` itself.
-static Input arrange(const Weight& w, const float* natural, float* scratch) {
-  float* sums = scratch + vector_floats(w.K);
+template <class Act> static Input arrange(const Weight& w, const float* natural, float* scratch) {
+  float* sums = scratch + 2 * vector_floats(w.K);
   for (uint32_t g = 0; g < round_up(w.groups, 16); g++) {
     V s = zero();
     for (uint32_t i = 0; g < w.groups && i < w.fmt.group; i += 16) s = add(s, load(natural + g * w.fmt.group + i));
     sums[g] = reduce_add(s);
   }
-  if (!w.fast(4)) return {natural, sums};
+  if (!w.fast(4)) return {natural, sums, {}};
+#if defined(LILY_FIXED_POINT)
+  if (in_fixed_point<Act>(w)) return {nullptr, sums, fixed_point(natural, vector_floats(w.K), scratch)};
+#endif
   uint32_t stride[16];
   for (uint32_t i = 0; i < 16; i++) stride[i] = 32 * i;
   const U every_eighth = loadu(stride);
   for (uint32_t j = 0; j < w.K; j += 128)
     for (uint32_t k = 0; k < 8; k++) store(scratch + j + 16 * k, from_bits(gather_u32(natural + j + k, every_eighth)));
-  return {scratch, sums};
+  return {scratch, sums, {}};
 }
 
 // Activations as floats, zero-padded for arrange().
@@ -149,17 +167,19 @@ LILY_INLINE V scale_pair(const uint8_t* p) {
 #endif
 }
 
-// Rows of 4 bits that are read side by side: more of them hide latency better, fewer are nearer to one stream of memory.
+// Rows of 4 bits that are read side by side, and steps of each that are computed together: more of both keep the units busy, fewer rows are nearer to one
+// stream of memory.
 #if defined(__AVX512F__)
-constexpr uint32_t kSideBySide = 2;
+constexpr uint32_t kSideBySide = 2, kDepth = 2;
 #else
-constexpr uint32_t kSideBySide = 4;
+constexpr uint32_t kSideBySide = 4, kDepth = 1;
 #endif
 
 // Each of these computes R rows from `first` at once, to hide the latency of their chains; R never changes a row's bits.
-struct DotAffine4 {
+// Step computes the 128 products of a step: the sum over each lane's eight, and the factor that it is multiplied with.
+template <class Step> struct DotAffine4 {
   template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
-    const V table = digits();
+    const Step step(in);
     const uint8_t* codes = w.row(first);
     const uint8_t* scales = w.row_scales(first);
     constexpr uint32_t side = R < kSideBySide ? R : kSideBySide;
@@ -168,37 +188,68 @@ struct DotAffine4 {
     V acc[R];
     LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = bias_part(w.row_biases(first + r), in.sums, w.groups);
     const uint32_t steps = w.K / 128;
-    LILY_UNROLL for (uint32_t q = 0; q < R; q += side)
-      for (uint32_t s = 0; s < steps; s++) {
-        const float* x = in.x + 128 * s;
-        LILY_UNROLL for (uint32_t r = q; r < q + side; r++) {
-          const uint8_t* p = codes + r * row_bytes + 64 * s;
-          __builtin_prefetch(p + ahead);
-          acc[r] = fma(scale_pair(scales + r * scale_bytes + 4 * s), step(held(loadu(p)), x, table), acc[r]);
-        }
+    // `depth` steps of `side` rows
+    auto block = [&](auto depth, uint32_t q, uint32_t s) __attribute__((always_inline)) {
+      constexpr uint32_t n = depth.value;
+      U c[n * side];
+      V products[n * side];
+      LILY_UNROLL for (uint32_t i = 0; i < n; i++) LILY_UNROLL for (uint32_t r = 0; r < side; r++) {
+        const uint8_t* p = codes + (q + r) * row_bytes + 64 * (s + i);
+        __builtin_prefetch(p + ahead);
+        c[i * side + r] = held(loadu(p));
       }
+      step.template products<n, side>(c, s, products);
+      LILY_UNROLL for (uint32_t i = 0; i < n; i++) LILY_UNROLL for (uint32_t r = 0; r < side; r++)
+        acc[q + r] = fma(step.factor(scale_pair(scales + (q + r) * scale_bytes + 4 * (s + i)), s + i), products[i * side + r], acc[q + r]);
+    };
+    LILY_UNROLL for (uint32_t q = 0; q < R; q += side) {
+      uint32_t s = 0;
+      for (; s + kDepth <= steps; s += kDepth) block(std::integral_constant<uint32_t, kDepth>(), q, s);
+      for (; s < steps; s++) block(std::integral_constant<uint32_t, 1>(), q, s);
+    }
     if (w.K % 128)
       for (uint32_t r = 0; r < R; r++) {
         uint8_t half[64] = {};
         std::memcpy(half, codes + r * row_bytes + 64 * steps, 32);
-        V scale = splat(bf16_at(scales + r * scale_bytes + 4 * steps));
-        acc[r] = fma(scale, step(loadu(half), in.x + 128 * steps, table), acc[r]);
+        const U c = loadu(half);
+        V products;
+        step.template products<1, 1>(&c, steps, &products);
+        acc[r] = fma(step.factor(splat(bf16_at(scales + r * scale_bytes + 4 * steps)), steps), products, acc[r]);
       }
     reduce_rows<R>(acc, y);
   }
+};
 
- private:
-  LILY_INLINE V step(U c, const float* x, V table) {
-    V p = mul(nibble(c, table), load(x));
-    p = fma(nibble(shr<4>(c), table), load(x + 16), p);
-    p = fma(nibble(shr<8>(c), table), load(x + 32), p);
-    p = fma(nibble(shr<12>(c), table), load(x + 48), p);
-    p = fma(nibble(shr<16>(c), table), load(x + 64), p);
-    p = fma(nibble(shr<20>(c), table), load(x + 80), p);
-    p = fma(nibble(shr<24>(c), table), load(x + 96), p);
-    return fma(nibble(shr<28>(c), table), load(x + 112), p);
+// In fp32: a look-up and a multiply-add for each code.
+struct FloatStep {
+  const float* x;
+  V table;
+  explicit FloatStep(const Input& in) : x(in.x), table(digits()) {}
+  __attribute__((always_inline)) V factor(V scales, uint32_t) const { return scales; }
+  template <uint32_t depth, uint32_t side> __attribute__((always_inline)) void products(const U* c, uint32_t s, V* out) const {
+    LILY_UNROLL for (uint32_t i = 0; i < depth * side; i++) {
+      const float* at = x + 128 * (s + i / side);
+      V p = mul(nibble(c[i], table), load(at));
+      p = fma(nibble(shr<4>(c[i]), table), load(at + 16), p);
+      p = fma(nibble(shr<8>(c[i]), table), load(at + 32), p);
+      p = fma(nibble(shr<12>(c[i]), table), load(at + 48), p);
+      p = fma(nibble(shr<16>(c[i]), table), load(at + 64), p);
+      p = fma(nibble(shr<20>(c[i]), table), load(at + 80), p);
+      p = fma(nibble(shr<24>(c[i]), table), load(at + 96), p);
+      out[i] = fma(nibble(shr<28>(c[i]), table), load(at + 112), p);
+    }
   }
 };
+
+#if defined(LILY_FIXED_POINT)
+// In integers, exactly.
+template <bool vnni> struct FixedStep {
+  FixedPoint x;
+  explicit FixedStep(const Input& in) : x(in.fixed) {}
+  __attribute__((always_inline)) V factor(V scales, uint32_t s) const { return mul(scales, load(x.units + 16 * s)); }
+  template <uint32_t depth, uint32_t side> __attribute__((always_inline)) void products(const U* c, uint32_t s, V* out) const { fixed_dots<vnni, depth, side>(c, x.digits + kDigitBytes * s, out); }
+};
+#endif
 
 struct DotAffine8 {
   template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
@@ -276,7 +327,10 @@ template <class Dot> static void dot_each(const Weight& w, const Input& in, uint
 
 // y[i] = row (first + i) of w times x, for n rows.
 static void dot_rows(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
-  if (w.fast(4)) return dot_each<DotAffine4>(w, in, first, n, y);
+#if defined(LILY_FIXED_POINT)
+  if (in.fixed.digits) return byte_products() ? dot_each<DotAffine4<FixedStep<true>>>(w, in, first, n, y) : dot_each<DotAffine4<FixedStep<false>>>(w, in, first, n, y);
+#endif
+  if (w.fast(4)) return dot_each<DotAffine4<FloatStep>>(w, in, first, n, y);
   if (w.fast(8)) return dot_each<DotAffine8>(w, in, first, n, y);
   switch (w.fmt.kind) {
     case LILY_W_AFFINE: return dot_each<DotAffineAny>(w, in, first, n, y);

@@ -69,6 +69,13 @@ LILY_INLINE U load_u8(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si
 LILY_INLINE U load_u16(const void* p) { return {_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))}; }
 LILY_INLINE void store_u16(void* p, U a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
 LILY_INLINE U gather_u32(const void* p, U byte_offset) { return {_mm512_i32gather_epi32(byte_offset.v, p, 1)}; }
+template <int n> LILY_INLINE U sar(U a) { return {_mm512_srai_epi32(a.v, n)}; }  // signed
+LILY_INLINE void store_low_bytes(uint8_t* p, U a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+LILY_INLINE void split_bytes(const uint8_t* p, uint8_t* even, uint8_t* odd) {  // 64 bytes in pairs
+  __m512i pairs = _mm512_loadu_si512(p);
+  _mm256_storeu_si256((__m256i*)even, _mm512_cvtepi16_epi8(pairs));
+  _mm256_storeu_si256((__m256i*)odd, _mm512_cvtepi16_epi8(_mm512_srli_epi16(pairs, 8)));
+}
 LILY_INLINE float reduce_add(V a) {
   __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)));
   __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
@@ -119,6 +126,19 @@ LILY_INLINE void store_u16(void* p, U a) {  // values below 65536
   _mm256_storeu_si256((__m256i*)p, packed);
 }
 LILY_INLINE U gather_u32(const void* p, U o) { return {_mm256_i32gather_epi32((const int*)p, o.lo, 1), _mm256_i32gather_epi32((const int*)p, o.hi, 1)}; }
+template <int n> LILY_INLINE U sar(U a) { return {_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)}; }
+LILY_INLINE __m256i pack_bytes(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8); }  // words below 256
+LILY_INLINE void store_low_bytes(uint8_t* p, U a) {
+  const __m256i low = _mm256_set1_epi32(255);
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low)), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(pack_bytes(words, words)));
+}
+LILY_INLINE void split_bytes(const uint8_t* p, uint8_t* even, uint8_t* odd) {
+  const __m256i low = _mm256_set1_epi16(255);
+  __m256i a = _mm256_loadu_si256((const __m256i*)p), b = _mm256_loadu_si256((const __m256i*)(p + 32));
+  _mm256_storeu_si256((__m256i*)even, pack_bytes(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
+  _mm256_storeu_si256((__m256i*)odd, pack_bytes(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+}
 LILY_INLINE float reduce_add(V a) {
   __m256 b = _mm256_add_ps(a.lo, a.hi);
   __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
@@ -183,6 +203,19 @@ LILY_INLINE void store_u16(void* p, U x) {  // values below 65536
   vst1q_u8(q, vreinterpretq_u8_u16(vcombine_u16(vmovn_u32(x.a), vmovn_u32(x.b))));
   vst1q_u8(q + 16, vreinterpretq_u8_u16(vcombine_u16(vmovn_u32(x.c), vmovn_u32(x.d))));
 }
+template <int n> LILY_INLINE uint32x4_t shift_signed(uint32x4_t x) { return vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(x), n)); }
+template <int n> LILY_INLINE U sar(U x) { return {shift_signed<n>(x.a), shift_signed<n>(x.b), shift_signed<n>(x.c), shift_signed<n>(x.d)}; }
+LILY_INLINE void store_low_bytes(uint8_t* p, U x) {
+  uint16x8_t low = vcombine_u16(vmovn_u32(x.a), vmovn_u32(x.b)), high = vcombine_u16(vmovn_u32(x.c), vmovn_u32(x.d));
+  vst1q_u8(p, vcombine_u8(vmovn_u16(low), vmovn_u16(high)));
+}
+LILY_INLINE void split_bytes(const uint8_t* p, uint8_t* even, uint8_t* odd) {
+  for (int i = 0; i < 2; i++) {
+    uint8x16x2_t pairs = vld2q_u8(p + 32 * i);
+    vst1q_u8(even + 16 * i, pairs.val[0]);
+    vst1q_u8(odd + 16 * i, pairs.val[1]);
+  }
+}
 LILY_INLINE U gather_u32(const void* p, U o) {
   uint32_t offset[16], r[16];
   std::memcpy(offset, &o, 64);
@@ -235,6 +268,27 @@ LILY_INLINE float reduce_add(V a) {
   return (c[0] + c[2]) + (c[1] + c[3]);
 }
 #endif
+
+LILY_INLINE float reduce_max(V a) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__)
+  __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)));
+#else
+  __m256 b = _mm256_max_ps(a.lo, a.hi);
+#endif
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+#elif defined(LILY_NEON)
+  return vmaxvq_f32(larger_of(larger_of(a.a, a.c), larger_of(a.b, a.d)));
+#else
+  float t[16], m;
+  store(t, a);
+  m = t[0];
+  for (int i = 1; i < 16; i++) m = t[i] > m ? t[i] : m;
+  return m;
+#endif
+}
 
 // ---- activation storage ----
 LILY_INLINE V load(const Bf16* p) { return from_bits(shl<16>(load_u16(p))); }
