@@ -2,6 +2,7 @@
 // are cut into ranges and on avx2 and avx512, and portable code within the error of fp32 sums.
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <set>
 
 #include "base/error.hpp"
@@ -86,6 +87,64 @@ LILY_TEST(kernels_2_experts) { run_all(expert_cases()); }
 LILY_TEST(kernels_3_rows) { run_all(row_cases()); }
 LILY_TEST(kernels_4_attention) { run_all(attention_cases()); }
 LILY_TEST(kernels_5_sampling) { run_all(sampling_cases()); }
+
+// Decode in fixed point: x whose groups span many powers of two, are all zero, tiny or huge. The error is that of half a unit for each value, 2^-22 of its group's
+// largest, and of the fp32 sums after it.
+LILY_TEST(kernels_5_in_fixed_point) {
+  constexpr uint32_t K = 320, N = 17;
+  Random r(9);
+  for (int turn = 0; turn < 12; turn++) {
+    const TestWeight w = r.weight(format_of("4g64"), N, K);
+    Floats x = r.normals(K);
+    for (uint32_t k = 0; k < K; k++) {
+      const int below = turn < 4 ? 0 : int(r.below(uint32_t(turn) * 4)), base[] = {0, -60, 60, -110, 0};
+      x[k] = (turn + k / 64) % 6 == 5 ? 0.0f : std::ldexp(x[k], base[(turn + k / 64) % 5] / (turn % 2 ? 1 : 4) - below);
+    }
+    LilyGemvArgs a{w.format, K, 1, 0, {{N, 0, 0}}};
+    std::vector<Operand> buffers{acts(x), out_floats(N)};
+    w.push(buffers);
+    const Case c = make_case("gemv", "wide", a, buffers, groups_of(N, 16));
+    for (const std::string& isa : cpu_instruction_sets()) {
+      const auto result = run_case(c, isa, DType::bf16, Placement::heap, 0);
+      const float *stored = reinterpret_cast<const float*>(result[0].data()), *y = reinterpret_cast<const float*>(result[1].data());
+      auto bf16 = [](const std::vector<uint8_t>& v, uint32_t i) {
+        uint32_t u = uint32_t(v[2 * i] | v[2 * i + 1] << 8) << 16;
+        float f;
+        std::memcpy(&f, &u, 4);
+        return double(f);
+      };
+      for (uint32_t n = 0; n < N; n++) {
+        double exact = 0, allowed = 1e-43;
+        for (uint32_t g = 0; g < K / 64; g++) {
+          double most = 0, codes = 0;
+          const double scale = bf16(w.scales, n * (K / 64) + g), bias = bf16(w.biases, n * (K / 64) + g);
+          for (uint32_t k = 64 * g; k < 64 * g + 64; k++) {
+            const uint32_t at = n * K + k, q = w.codes[at / 2] >> (at % 2 * 4) & 15;
+            exact += (scale * q + bias) * stored[k];
+            allowed += std::ldexp(std::abs(scale * q * stored[k]) + std::abs(bias * stored[k]), -20);
+            most = std::max(most, std::abs(double(stored[k])));
+            codes += q;
+          }
+          allowed += std::ldexp(std::abs(scale) * codes * most, -22);
+        }
+        if (!(std::abs(y[n] - exact) <= allowed)) fail(__FILE__, __LINE__, isa + ", row " + std::to_string(n) + ": " + std::to_string(y[n]) + " for " + std::to_string(exact));
+      }
+    }
+  }
+  // What is not finite stays so.
+  for (float odd : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    const TestWeight w = r.weight(format_of("4g64"), N, K);
+    Floats x = r.normals(K);
+    x[77] = odd;
+    LilyGemvArgs a{w.format, K, 1, 0, {{N, 0, 0}}};
+    std::vector<Operand> buffers{acts(x), out_floats(N)};
+    w.push(buffers);
+    for (const std::string& isa : cpu_instruction_sets()) {
+      const auto result = run_case(make_case("gemv", "not finite", a, buffers, groups_of(N, 16)), isa, DType::bf16, Placement::heap, 0);
+      for (uint32_t n = 0; n < N; n++) CHECK(!std::isfinite(reinterpret_cast<const float*>(result[1].data())[n]));
+    }
+  }
+}
 
 // After the families, in the order of this file.
 LILY_TEST(kernels_6_all_covered) {

@@ -4,8 +4,6 @@
 // X = (d2 * 256 + d1) * 256 + d0 with signed bytes. Codes times digits, summed over eight pairs a lane, stay below 2^29: nothing is rounded before the
 // conversion to fp32, which rounds once. The chain of fp32 multiply-adds that it stands for rounds eight times.
 #pragma once
-#include <cstdlib>
-
 #include "device/cpu/weight.hpp"
 
 #if defined(__AVX2__) || defined(__AVX512F__) || defined(LILY_NEON)
@@ -28,9 +26,8 @@ constexpr uint64_t fixed_point_floats(uint32_t padded) { return padded * 6ull / 
 #if defined(LILY_FIXED_POINT)
 // The digits of 64 values in their order, digit 2 first; returns the unit.
 LILY_INLINE float digits_of_group(const float* x, uint8_t* digit2, uint8_t* digit1, uint8_t* digit0) {
-  const V magnitude = from_bits(splatu(0x7fffffff));
   V most = zero();
-  for (uint32_t i = 0; i < 64; i += 16) most = max(from_bits(andu(bits(load(x + i)), bits(magnitude))), most);
+  for (uint32_t i = 0; i < 64; i += 16) most = max(from_bits(andu(bits(load(x + i)), splatu(0x7fffffff))), most);
   uint32_t exponent = float_bits(reduce_max(most)) >> 23;
   if (exponent < 27) exponent = 27;  // 2^-100: both powers of two below stay normal numbers
   const V scale = from_bits(splatu((127 + 21 + 127 - exponent) << 23));
@@ -62,13 +59,10 @@ static FixedPoint fixed_point(const float* x, uint32_t padded, float* scratch) {
   return {digits, units};
 }
 
-// Whether the processor multiplies bytes and adds them up in one instruction; it makes no difference to any bit. LILY_VNNI=0 does without.
+// Whether the processor multiplies bytes and adds them up in one instruction; it makes no difference to any bit.
 #if defined(__AVX512F__)
 static bool byte_products() {
-  static const bool has = [] {
-    const char* text = std::getenv("LILY_VNNI");
-    return __builtin_cpu_supports("avx512vnni") && !(text && *text == '0');
-  }();
+  static const bool has = __builtin_cpu_supports("avx512vnni");
   return has;
 }
 #else
