@@ -21,7 +21,7 @@ struct FixedPoint {
   const float* units = nullptr;
 };
 
-constexpr uint64_t fixed_point_floats(uint32_t padded) { return padded * 6ull / 4 + padded / 8; }
+constexpr uint32_t fixed_point_floats(uint32_t padded) { return padded / 2 * 3 + padded / 8; }
 
 #if defined(LILY_FIXED_POINT)
 // The digits of 64 values in their order, digit 2 first; returns the unit.
@@ -46,10 +46,8 @@ static FixedPoint fixed_point(const float* x, uint32_t padded, float* scratch) {
   uint8_t* digits = natural + 3 * padded;
   float* units = reinterpret_cast<float*>(digits + 3 * padded);
   for (uint32_t i = 0; i < padded; i += 64) {
-    const V unit = splat(digits_of_group(x + i, natural + i, natural + padded + i, natural + 2 * padded + i));
-    float t[16];
-    store(t, unit);
-    std::memcpy(units + i / 8, t, 32);
+    const float unit = digits_of_group(x + i, natural + i, natural + padded + i, natural + 2 * padded + i);
+    for (uint32_t lane = 0; lane < 8; lane++) units[i / 8 + lane] = unit;
   }
   for (uint32_t i = 0; i < padded; i += 64)
     for (uint32_t d = 0; d < 3; d++) {

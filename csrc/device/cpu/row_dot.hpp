@@ -33,13 +33,13 @@ template <class Act> LILY_INLINE bool in_fixed_point(const Weight& w) {
 
 LILY_INLINE uint32_t vector_floats(uint32_t K) { return round_up(K, 128); }
 // Floats that arrange() needs.
-LILY_INLINE uint32_t arranged_floats(const Weight& w) { return 2 * vector_floats(w.K) + round_up(w.groups, 16); }
+LILY_INLINE uint32_t arranged_floats(const Weight& w) { return fixed_point_floats(vector_floats(w.K)) + round_up(w.groups, 16); }
 
 LILY_INLINE bool same_format(const LilyFormat& a, const LilyFormat& b) { return a.kind == b.kind && a.bits == b.bits && a.group == b.group; }
 
 // Puts a vector of vector_floats(K) in order; `scratch` holds what is not `natural` itself.
 template <class Act> static Input arrange(const Weight& w, const float* natural, float* scratch) {
-  float* sums = scratch + 2 * vector_floats(w.K);
+  float* sums = scratch + fixed_point_floats(vector_floats(w.K));
   for (uint32_t g = 0; g < round_up(w.groups, 16); g++) {
     V s = zero();
     for (uint32_t i = 0; g < w.groups && i < w.fmt.group; i += 16) s = add(s, load(natural + g * w.fmt.group + i));
