@@ -252,8 +252,8 @@ def test_a_session_that_something_else_computed_is_refused_by_the_field_that_dif
 @pytest.mark.parametrize(
     ("isa", "forced", "name"),
     [
-        ("avx512", "", "x86-fma"), ("avx2", "", "x86-fma"), ("avx512", "gemm=avx2", "x86-fma"), ("neon", "", "neon"),
-        ("avx512", "*=portable", "x86-fma, but *=portable"), ("avx2", "gemv=avx512,gemm=portable", "x86-fma, but gemm=portable"),
+        ("avx512", "", "x86-fma-2"), ("avx2", "", "x86-fma-2"), ("avx512", "gemm=avx2", "x86-fma-2"), ("neon", "", "neon-2"),
+        ("avx512", "*=portable", "x86-fma-2, but *=portable"), ("avx2", "gemv=avx512,gemm=portable", "x86-fma-2, but gemm=portable"),
     ],
 )  # fmt: skip
 def test_instruction_sets_that_give_the_same_bits_share_their_files(isa, forced, name):
@@ -268,7 +268,7 @@ def test_a_session_of_forced_kernels_is_refused_without_them(tmp_path, monkeypat
         monkeypatch.setenv("LILY_KERNEL", "gdn_scan=portable")
         model.prefill([1, 2, 3]).save(tmp_path / "s.lily")
         monkeypatch.delenv("LILY_KERNEL")
-        with pytest.raises(lily.SessionMismatchError, match="arithmetic 'x86-fma, but gdn_scan=portable'|arithmetic 'neon, but"):
+        with pytest.raises(lily.SessionMismatchError, match="arithmetic 'x86-fma-2, but gdn_scan=portable'|arithmetic 'neon-2, but"):
             lily.Session.load(model, tmp_path / "s.lily")
 
 

@@ -86,7 +86,14 @@ void define_model(nb::module_& m) {
             new (self) NativeModel{engine};
           },
           "spec"_a, "weights"_a, "device"_a = "auto", "max_context"_a = nb::none(), "memory_limit"_a = nb::none(), "progress"_a = nb::none())
-      .def("session", [](NativeModel& m) { return NativeSession{std::make_shared<Session>(m.get())}; }, "A new, empty session.")
+      .def(
+          "session",
+          [](NativeModel& m) {
+            auto engine = m.get();
+            nb::gil_scoped_release release;  // its buffers may have to wait for room
+            return NativeSession{std::make_shared<Session>(engine)};
+          },
+          "A new, empty session.")
       .def("memory", &memory_dict, "Bytes in use by kind, and the limit.")
       .def(
           "held_bytes",
@@ -173,7 +180,12 @@ void define_session(nb::module_& m) {
              nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
              return nb::ndarray<nb::numpy, float>(data, {V}, owner).cast();
            })
-      .def("fork", [](NativeSession& s) { return NativeSession{s.get()->fork()}; })
+      .def("fork",
+           [](NativeSession& s) {
+             auto session = s.get();
+             nb::gil_scoped_release release;
+             return NativeSession{session->fork()};
+           })
       .def(
           "keep",
           [](NativeSession& s) {
@@ -186,7 +198,10 @@ void define_session(nb::module_& m) {
       .def(
           "start",
           [](NativeSession& s, nb::dict sampling, uint64_t max_tokens) {
-            return new NativeDecoder(std::make_unique<Decoder>(s.get(), sampling_from(sampling), max_tokens));
+            auto session = s.get();
+            auto settings = sampling_from(sampling);
+            nb::gil_scoped_release release;
+            return new NativeDecoder(std::make_unique<Decoder>(session, settings, max_tokens));
           },
           nb::rv_policy::take_ownership, "sampling"_a, "max_tokens"_a)
       .def("close",

@@ -121,9 +121,16 @@ MemoryReport Engine::memory() const {
 bool Engine::make_room(Need need) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   if (states_ && states_->trim()) return true;
-  if (!sessions_.evict_one()) return (kv_ && kv_->shrink(true)) || (need == Need::work && sessions_.drop_snapshot());
+  if (sessions_.evict_one()) {
+    states_->trim();
+    kv_->shrink();
+    return true;
+  }
+  if (need == Need::snapshot || !kv_) return false;
+  if (kv_->shrink(true)) return true;
+  if (!sessions_.drop_snapshot()) return false;
   states_->trim();
-  kv_->shrink();
+  kv_->shrink(true);  // what was in its way may be gone
   return true;
 }
 

@@ -13,7 +13,7 @@ namespace lily {
 enum class MemoryKind { weights, kv, states, workspace, requests };
 constexpr int kMemoryKinds = 5;
 
-// What memory is asked for: work that fails without it, or a snapshot, for which no other one is given up.
+// What memory is asked for: work that fails without it, or a snapshot, for which no session that is in use gives up one.
 enum class Need { work, snapshot };
 
 class MemoryBudget {
@@ -23,6 +23,7 @@ class MemoryBudget {
   // `make_room` lets go of something that is kept for reuse only; false when there is nothing. Called without the budget's lock.
   void set_make_room(std::function<bool(Need)> make_room) { make_room_ = std::move(make_room); }
   void reserve(MemoryKind kind, uint64_t bytes, Need need = Need::work) {
+    if (kind != MemoryKind::weights && bytes + used(MemoryKind::weights) > limit_) refuse(kind, bytes);  // nothing that could be given up would be enough
     while (!try_reserve(kind, bytes))
       if (!make_room(need)) {
         if (try_reserve(kind, bytes)) return;  // what another thread held for a moment, or made room of

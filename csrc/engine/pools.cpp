@@ -33,16 +33,22 @@ BufferPtr allocate_counted(const DevicePtr& device, const std::shared_ptr<Memory
   }
 }
 
+BufferPtr StatePool::take() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty()) return nullptr;
+  BufferPtr buffer = std::move(free_.back());
+  free_.pop_back();
+  return buffer;
+}
+
 StatePtr StatePool::acquire(Need need) {
-  BufferPtr buffer;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!free_.empty()) {
-      buffer = std::move(free_.back());
-      free_.pop_back();
+  BufferPtr buffer = take();
+  if (!buffer) try {
+      buffer = allocate_counted(device_, budget_, MemoryKind::states, bytes_, need);
+    } catch (const OutOfMemoryError&) {
+      buffer = take();  // a session of another thread may have given one back meanwhile
+      if (!buffer) throw;
     }
-  }
-  if (!buffer) buffer = allocate_counted(device_, budget_, MemoryKind::states, bytes_, need);
   return StatePtr(new BufferPtr(std::move(buffer)), [pool = weak_from_this()](const BufferPtr* p) {
     if (auto alive = pool.lock()) {
       std::lock_guard<std::mutex> lock(alive->mutex_);
@@ -87,7 +93,8 @@ uint64_t KvCache::arena_bytes() const {
 // By doubling, or by less where the limit is near. While an arena is copied the old one is there as well: it is in the budget too.
 bool KvCache::grow(uint32_t blocks) {
   for (uint32_t more = std::max(capacity_ ? capacity_ : 4u, blocks);; more = std::max(blocks, more / 2)) {
-    const uint64_t grown = uint64_t(capacity_ + more) * block_bytes_ * 2 * k_.size(), reserved = grown - arena_bytes() + uint64_t(capacity_) * block_bytes_;
+    const uint64_t grown = uint64_t(capacity_ + more) * block_bytes_ * 2 * k_.size(), held = arena_bytes();
+    const uint64_t reserved = (grown > held ? grown - held : 0) + uint64_t(capacity_) * block_bytes_;
     if (budget_->try_reserve(MemoryKind::kv, reserved)) {
       resize(capacity_ + more, reserved);
       return true;
@@ -106,6 +113,11 @@ void KvCache::resize(uint32_t capacity, uint64_t reserved) {
   } settle{*this, arena_bytes() + reserved};
   const uint64_t size = uint64_t(capacity) * block_bytes_, kept = uint64_t(std::min(capacity, capacity_)) * block_bytes_;
   drain_();
+  if (capacity < capacity_) {  // first of all: no block is given out that an arena lacks, also where the device refuses half-way
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.erase(free_.lower_bound(capacity), free_.end());
+    capacity_ = capacity;
+  }
   for (auto* arenas : {&k_, &v_})
     for (BufferPtr& arena : *arenas) {
       if (arena && arena->bytes() == size) continue;
@@ -115,7 +127,6 @@ void KvCache::resize(uint32_t capacity, uint64_t reserved) {
     }
   std::lock_guard<std::mutex> lock(mutex_);
   for (uint32_t i = capacity_; i < capacity; i++) free_.insert(i);
-  free_.erase(free_.lower_bound(capacity), free_.end());
   capacity_ = capacity;
 }
 
@@ -127,7 +138,10 @@ bool KvCache::shrink(bool any) {
   }
   const uint64_t copied = uint64_t(end) * block_bytes_;
   if (end == capacity_ || (!any && end > capacity_ / 2) || !budget_->try_reserve(MemoryKind::kv, copied)) return false;
-  resize(end, copied);
+  try {
+    resize(end, copied);
+  } catch (const OutOfMemoryError&) {  // from the device; an arena may have become smaller
+  }
   return true;
 }
 
@@ -141,7 +155,7 @@ void KvCache::prepare(uint32_t blocks) {
 }
 
 KvBlockPtr KvCache::allocate() {
-  for (;;) {
+  for (bool again = true;;) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!free_.empty()) {
@@ -151,7 +165,9 @@ KvBlockPtr KvCache::allocate() {
       }
     }
     // A session that is let go of gives blocks back, so that nothing need grow.
-    if (!grow(1) && !budget_->make_room() && !grow(1)) budget_->refuse(MemoryKind::kv, block_bytes_ * (2 * k_.size() + capacity_));
+    if (grow(1) || budget_->make_room()) continue;
+    if (!again) budget_->refuse(MemoryKind::kv, block_bytes_ * (2 * k_.size() + capacity_));
+    again = false;  // a session of another thread may have given one back meanwhile
   }
 }
 

@@ -27,6 +27,7 @@ class StatePool : public std::enable_shared_from_this<StatePool> {
   bool trim();  // lets go of spare buffers; false when there were none
 
  private:
+  BufferPtr take();  // a spare one, or null
   static constexpr size_t kSpare = 4;  // free buffers kept for the next step
   DevicePtr device_;
   std::shared_ptr<MemoryBudget> budget_;

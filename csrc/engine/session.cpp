@@ -128,8 +128,11 @@ void Session::read(const int32_t* ids, size_t n, const Progress& progress, const
   const Model& model = engine_->model();
   const uint32_t room = rows_out ? uint32_t(rows_out->bytes() / (uint64_t(model.spec.hidden_size) * 4)) : UINT32_MAX;
   const uint32_t chunk = std::min(engine_->fitting_chunk(consumed_, n), room);
-  tokens_.reserve(tokens_.size() + n + 1);
-  origins_.reserve(origins_.size() + n + 1);
+  {
+    std::lock_guard<std::mutex> lock(content_);
+    tokens_.reserve(tokens_.size() + n + 1);
+    origins_.reserve(origins_.size() + n + 1);
+  }
   if (pending()) consume_pending(engine_->request_buffer(uint64_t(model.spec.vocab_size) * 4), interrupt);
   BufferPtr id_buffer = engine_->request_buffer(uint64_t(Engine::row_bucket(uint32_t(std::min<size_t>(chunk, n)), chunk)) * 4);
   if (progress) progress(0, n);

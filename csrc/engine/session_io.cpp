@@ -93,12 +93,15 @@ std::shared_ptr<Session> import_session(const std::shared_ptr<Engine>& engine, c
     std::memcpy((*state)->host(), bytes.data(), bytes.size());
     states.push_back(state);
   }
-  session->tokens_ = image.tokens;
-  for (uint8_t o : image.origins) session->origins_.push_back(Origin(o));
   session->reserve(image.consumed);
-  session->consumed_ = image.consumed;
-  if (!states.empty()) session->state_ = states.back();
-  for (const auto& s : image.snapshots) session->snapshots_.push_back({s.position, states[s.state], s.marked});
+  {
+    std::lock_guard<std::mutex> lock(session->content_);
+    session->tokens_ = image.tokens;
+    for (uint8_t o : image.origins) session->origins_.push_back(Origin(o));
+    session->consumed_ = image.consumed;
+    if (!states.empty()) session->state_ = states.back();
+    for (const auto& s : image.snapshots) session->snapshots_.push_back({s.position, states[s.state], s.marked});
+  }
   std::lock_guard<std::recursive_mutex> lock(engine->mutex());
   for (size_t i = 0; i < image.kv.size(); i++) {
     uint8_t* arena = blocks ? (i % 2 ? kv.v(uint32_t(i / 2)) : kv.k(uint32_t(i / 2)))->host() : nullptr;

@@ -66,13 +66,13 @@ void Session::thin_snapshots() {
 
 std::shared_ptr<Session> Session::copy(uint32_t n_tokens, const StatePtr& state, uint32_t consumed) const {
   auto other = std::make_shared<Session>(engine_);
+  const std::scoped_lock lock(content_, other->content_);  // the table knows both
   other->tokens_.assign(tokens_.begin(), tokens_.begin() + n_tokens);
   other->origins_.assign(origins_.begin(), origins_.begin() + n_tokens);
   other->consumed_ = consumed;
   other->state_ = state;
   size_t blocks = (size_t(consumed) + LILY_KV_BLOCK - 1) / LILY_KV_BLOCK;
   other->blocks_.assign(blocks_.begin(), blocks_.begin() + long(blocks));
-  std::lock_guard<std::mutex> lock(content_);
   for (const Snapshot& s : snapshots_)
     if (s.position <= consumed) other->snapshots_.push_back(s);
   return other;
@@ -102,15 +102,14 @@ Rewind Session::rewind(uint32_t n, const Progress& progress, const Interrupt& in
     } else {
       BufferPtr logits = engine_->request_buffer(uint64_t(engine_->model().spec.vocab_size) * 4);
       for (uint32_t i = at; i < end; i++) {
-        other->tokens_.push_back(tokens_[i]);
-        other->origins_.push_back(Origin::generated);
+        other->commit_generated(tokens_[i], nullptr, 0);
         other->consume_pending(logits, interrupt);
         if (progress) progress(i + 1 - start, n - start);
       }
     }
     at = end;
   }
-  std::lock_guard<std::mutex> lock(content_);
+  const std::scoped_lock lock(content_, other->content_);
   tokens_ = std::move(other->tokens_);
   origins_ = std::move(other->origins_);
   consumed_ = other->consumed_;

@@ -29,7 +29,8 @@ VERSION = 1
 PART = ".part"  # ends the names of files that are being written
 _SAMPLE_BYTES = 4096  # of each tensor enter the digest of a model: reading all of 20 GB would take longer than the session saves
 _CRC_CHUNK = 1 << 24
-_SAME_BITS = {"amx": "x86-fma", "amx-emulated": "x86-fma", "avx2": "x86-fma", "avx512": "x86-fma"}
+# The number counts changes of the arithmetic: 2, decode in fixed point.
+_SAME_BITS = {"amx": "x86-fma-2", "amx-emulated": "x86-fma-2", "avx2": "x86-fma-2", "avx512": "x86-fma-2", "neon": "neon-2"}
 _DTYPES = {"<i4": "I32", "|u1": "U8"}
 
 
@@ -69,7 +70,7 @@ def arithmetic(isa: str, forced: str) -> str:
 
     >>> from lily.session_file import arithmetic
     >>> arithmetic("avx512", ""), arithmetic("avx512", "gemm=avx2"), arithmetic("avx2", "*=portable")
-    ('x86-fma', 'x86-fma', 'x86-fma, but *=portable')
+    ('x86-fma-2', 'x86-fma-2', 'x86-fma-2, but *=portable')
     """
     name = _SAME_BITS.get(isa, isa)
     other = [item for item in forced.split(",") if item and _SAME_BITS.get(variant := item.partition("=")[2], variant) != name]

@@ -1,6 +1,7 @@
 // Activations of decode as fixed point, for products with codes of 4 bits in integers: exact sums at the rate of byte products.
 // A group of 64 values shares a unit, 2^(E-21) with 2^E <= the largest magnitude < 2^(E+1), and a value is a whole number of units, |X| <= 255 * 2^14. A bf16 value has
 // eight significant bits, so it is one exactly if it is 0 or at least 2^(E-14); a smaller one is off by at most half a unit, 2^-22 of the largest one.
+// Below 2^-100 the unit no longer shrinks.
 // X = (d2 * 256 + d1) * 256 + d0 with signed bytes. Codes times digits, summed over eight pairs a lane, stay below 2^29: nothing is rounded before the
 // conversion to fp32, which rounds once. The chain of fp32 multiply-adds that it stands for rounds eight times.
 #pragma once
