@@ -45,6 +45,12 @@ def test_stages_add_up_to_the_time_that_passed(model):
     pytest.fail(f"stages and wall, decode and prefill: {tried}")
 
 
+def test_attention_reads_the_keys_and_values_of_the_whole_context(model):
+    found = model.profile([5] * 1000, steps=3)
+    read = sum(kernel.nbytes for kernel in found.kernels("decode") if kernel.kernel.startswith("attn_split"))
+    assert read == pytest.approx(1002 * model.memory().kv_bytes_per_token, rel=0.1)
+
+
 def test_the_slowest_kernel_comes_first_and_shares_are_of_the_read_rate(profile):
     seconds = [kernel.seconds for kernel in profile.kernels("decode")]
     assert seconds == sorted(seconds, reverse=True) and profile.read_rate > 0

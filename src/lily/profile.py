@@ -192,7 +192,9 @@ def profile(model: Model, prompt: Prompt, steps: int) -> Profile:
         prefill_seconds, step_seconds = _run(model, ids, steps, sampling)
     finally:
         timed = native().stop_clock(model._native)
-    dispatches = tuple(dispatch for program in timed for dispatch in _dispatches(program, _times(program, timed)))
+    # A program does not know how many keys and values it will read: in the mean those of the tokens before it.
+    kv_bytes = (len(ids) + (steps + 1) / 2) * model.memory().kv_bytes_per_token
+    dispatches = tuple(dispatch for program in timed for dispatch in _dispatches(program, _times(program, timed), kv_bytes))
     nbytes = round(sum(d.nbytes * d.times for d in dispatches if d.phase == "decode"))
     return Profile(
         source=model.source,
@@ -235,8 +237,12 @@ def _times(program: dict[str, Any], timed: list[dict[str, Any]]) -> float:
     return runs(program) / sum(runs(one) for one in timed if one["kind"] == program["kind"])
 
 
-def _dispatches(program: dict[str, Any], times: float) -> list[DispatchTime]:
+def _dispatches(program: dict[str, Any], times: float, kv_bytes: float) -> list[DispatchTime]:
+    """`kv_bytes`: of the keys and values of all layers that a decode step reads."""
     listed = program["dispatches"]
+    readers = [entry for entry in listed if entry["kernel"].startswith("attn_split")]
+    for entry in readers:
+        entry["bytes_read"] += round(kv_bytes / len(readers))
     stages = 1 + max(entry["stage"] for entry in listed)
     seconds = program["seconds"].reshape(-1, stages)
     middle = seconds.mean(axis=0)
