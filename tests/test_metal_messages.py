@@ -104,20 +104,20 @@ def test_the_next_step_is_on_the_way_while_one_runs(setting, ahead, standin, mon
     assert seen[0] == 2 if not ahead else seen[0] >= 4
 
 
-def test_sources_are_those_that_the_checks_read():
+@pytest.mark.parametrize("storage", ["bfloat16", pytest.param("float32", marks=pytest.mark.soak)])
+def test_sources_are_those_that_the_checks_read(storage):
     """The text for Apple's compiler, made by the engine, is the rewriter's, token by token."""
 
     def tokens(text: str) -> str:
         text = re.sub(r"#line[^\n]*|//[^\n]*|#include\s*<[^>]*>", "", text)
         return re.sub(r"\s+", "", text).replace(";;", ";")
 
-    for storage in ("bfloat16", "float32"):
-        found = {name: (text, functions) for name, text, functions, _ in native().testing.metal_sources(storage == "float32")}
-        files = {f"metal/{path.relative_to(msl.kernel_root()).as_posix()}": path for path in msl.kernel_files()}
-        assert found.keys() == files.keys()
-        for name, path in files.items():
-            assert tokens(found[name][0]) == tokens(msl.rewrite(path, "apple", storage=storage)), name
-            assert found[name][1] == [i["host_name"] for i in msl.describe(path)["instantiations"]], name
+    found = {name: (text, functions) for name, text, functions, _ in native().testing.metal_sources(storage == "float32")}
+    files = {f"metal/{path.relative_to(msl.kernel_root()).as_posix()}": path for path in msl.kernel_files()}
+    assert found.keys() == files.keys()
+    for name, path in files.items():
+        assert tokens(found[name][0]) == tokens(msl.rewrite(path, "apple", storage=storage)), name
+        assert found[name][1] == [i["host_name"] for i in msl.describe(path)["instantiations"]], name
 
 
 @pytest.fixture
