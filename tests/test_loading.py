@@ -100,6 +100,7 @@ def test_a_tokenizer_of_another_model_is_refused(engine, tmp_path):
 
 
 def test_a_bar_is_shown_on_a_terminal_only(engine, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # a notebook shows bars too, and another test may have been one
     lily.Model.from_pretrained(MOE)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
