@@ -172,7 +172,7 @@ LILY_TEST(limits_between_threads) {
   for (size_t t = 0; t < kThreads; t++)
     threads.emplace_back([&, t] {
       try {
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 5; i++) {
           auto session = session_on(engine, prompt(64));
           kept[t].push_back(session->fork());
           engine->sessions().keep(kept[t].back());
