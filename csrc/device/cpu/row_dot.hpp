@@ -18,18 +18,8 @@ namespace lily::cpu::LILY_CPU_NS {
 struct Input {
   const float* x;     // K values in the order of the steps, zeros up to a multiple of 128
   const float* sums;  // sum of x per group, zeros up to a multiple of 16
-  FixedPoint fixed;   // instead of x, where `in_fixed_point` says so
+  FixedPoint fixed;   // instead of x, where it is bf16 and the weight has 4 bits in groups of 64
 };
-
-// Whether rows of this weight are multiplied with digits of x: 4 bits, and x is bf16.
-template <class Act> LILY_INLINE bool in_fixed_point(const Weight& w) {
-#if defined(LILY_FIXED_POINT)
-  return sizeof(Act) == sizeof(Bf16) && w.fast(4);
-#else
-  (void)w;
-  return false;
-#endif
-}
 
 LILY_INLINE uint32_t vector_floats(uint32_t K) { return round_up(K, 128); }
 // Floats that arrange() needs.
@@ -47,7 +37,7 @@ template <class Act> static Input arrange(const Weight& w, const float* natural,
   }
   if (!w.fast(4)) return {natural, sums, {}};
 #if defined(LILY_FIXED_POINT)
-  if (in_fixed_point<Act>(w)) return {nullptr, sums, fixed_point(natural, vector_floats(w.K), scratch)};
+  if constexpr (sizeof(Act) == sizeof(Bf16)) return {nullptr, sums, fixed_point(natural, vector_floats(w.K), scratch)};
 #endif
   uint32_t stride[16];
   for (uint32_t i = 0; i < 16; i++) stride[i] = 32 * i;
