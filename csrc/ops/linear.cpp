@@ -7,6 +7,8 @@ namespace {
 
 constexpr uint32_t kTile = 64;  // outputs of one threadgroup of the matrix kernels
 
+uint64_t matrix_groups(const RowsOf& t, const Linear& w) { return blocks(t.rows, LILY_GEMM_ROWS) * blocks(w.rows, kTile); }
+
 bool same(const LilyFormat& a, const LilyFormat& b) { return a.kind == b.kind && a.bits == b.bits && a.group == b.group; }
 
 LilyGemmArgs gemm_args(const Linear& w, uint32_t ldy, uint32_t out, bool round) {
@@ -135,7 +137,7 @@ void gemm(Recorder& r, const RowsOf& t, const std::string& label, const Slot& x,
   const Linear w = product_weight(r, label, weight, "one.");
   std::vector<BufferUse> uses{t.step, x.read(), y.write()};
   push_weight(uses, w);
-  Dispatch d = make_dispatch("gemm", label, gemm_args(w, ldy, out, round), uses, blocks(w.rows, kTile));
+  Dispatch d = make_dispatch("gemm", label, gemm_args(w, ldy, out, round), uses, matrix_groups(t, w));
   d.format = w.format_name();
   traced(d, label + ".out", 2);
   r.program.record(std::move(d));
@@ -145,7 +147,7 @@ void gemm_residual(Recorder& r, const RowsOf& t, const std::string& label, const
   const Linear w = product_weight(r, label, weight, "one.");
   std::vector<BufferUse> uses{t.step, x.read(), h.update()};
   push_weight(uses, w);
-  Dispatch d = make_dispatch("gemm_residual", label, gemm_args(w, 0, 0, false), uses, blocks(w.rows, kTile));
+  Dispatch d = make_dispatch("gemm_residual", label, gemm_args(w, 0, 0, false), uses, matrix_groups(t, w));
   d.format = w.format_name();
   d.reason = r.policy.reason;
   r.program.record(std::move(d));
@@ -158,7 +160,7 @@ void gate_up_rows(Recorder& r, const RowsOf& t, const std::string& label, const 
   std::vector<BufferUse> uses{t.step, x.read(), act.write()};
   push_weight(uses, gate);
   push_weight(uses, up);
-  Dispatch d = make_dispatch("gate_up_rows", label, a, uses, blocks(gate.rows, kTile));
+  Dispatch d = make_dispatch("gate_up_rows", label, a, uses, matrix_groups(t, gate));
   d.format = gate.format_name();
   d.reason = r.policy.reason;
   r.program.record(std::move(d));

@@ -13,6 +13,7 @@
 #define LILY_KV_BLOCK 256      // tokens in a K/V block
 #define LILY_MAX_SNAPSHOTS 8   // snapshot rows in one chunk
 #define LILY_SSQ_BLOCK 16      // elements behind one partial sum of squares
+#define LILY_GEMM_ROWS 256     // rows of one threadgroup in the CPU's matrix products of a chunk
 #define LILY_ROW_BLOCK 16      // output rows of one threadgroup in the CPU's matrix-vector kernels
 #define LILY_MAX_EXPERTS_PER_TOKEN 16
 #define LILY_MAX_SEGMENTS 4
@@ -137,7 +138,7 @@ typedef struct {
   uint32_t tile_rows;  // of the tile map, where there is one
 } LilyMoeRowsArgs;
 
-// ---- matrix-matrix (prefill). grid: N/64 -------------------------------------------------------------------------
+// ---- matrix-matrix (prefill). grid of the CPU: T/256 x N/64, all outputs of 256 rows, then the next rows ------------
 // Weights are rounded to the activation storage. Order of sums, for every row count: blocks of 32 of K in order; in a block the
 // even and the odd products are two sums from zero, then acc += even + odd.
 // gemm:          0 step, 1 x act[T,K], 2 y f32[T,ldy] (w), 3-5 W

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from harness import act, act_values, make, rb, run, step, variants
 from reference_linear import expand_rows, gate_up_rows, gemm, gemm_residual, swiglu_rows
-from weights import FAST, OTHER, blocks, close, weight
+from weights import FAST, OTHER, close, grid, weight
 
 STORAGES = ["bfloat16", "float32"]
 isa = pytest.mark.parametrize("isa", variants())
@@ -19,7 +19,7 @@ def run_gemm(w, x, storage, isa="best", T=None, ldy=None, out=0, round=0, **kw):
     T = len(x) if T is None else T
     y = np.full((len(x), ldy or N), 7, np.float32)
     args = make("LilyGemmArgs", fmt=w.format, K=K, N=N, ldy=ldy or N, out=out, round=round)
-    run("gemm", args, [step(rows=T), x, y, *w.buffers], blocks(N, 64), isa=isa, storage=storage, **kw)
+    run("gemm", args, [step(rows=T), x, y, *w.buffers], grid(len(x), N), isa=isa, storage=storage, **kw)
     return y
 
 
@@ -27,7 +27,7 @@ def run_gate_up(gate, up, x, storage, isa="best", **kw):
     N, K = gate.values.shape
     a = act(np.zeros((len(x), N)), storage)
     args = make("LilyGemmArgs", fmt=gate.format, up=up.format, K=K, N=N)
-    run("gate_up_rows", args, [step(rows=len(x)), x, a, *gate.buffers, *up.buffers], blocks(N, 64), isa=isa, storage=storage, **kw)
+    run("gate_up_rows", args, [step(rows=len(x)), x, a, *gate.buffers, *up.buffers], grid(len(x), N), isa=isa, storage=storage, **kw)
     return a
 
 
@@ -116,6 +116,18 @@ def test_a_row_does_not_depend_on_the_row_count(form, storage, isa):
         assert (run_gemm(w, x[t : t + 1].copy(), storage, isa) == every[t]).all()
 
 
+@isa
+def test_ranges_of_threadgroups_may_be_cut_anywhere(isa):
+    """Outputs vary fastest among the threadgroups, so a range can begin in one block of 256 rows and end in another."""
+    rng = np.random.default_rng(5)
+    w, up = weight(rng, 200, 256), weight(rng, 200, 256)
+    x = act(rng.normal(0, 1, (600, 256)), "bfloat16")
+    whole, pair = run_gemm(w, x, "bfloat16", isa), run_gate_up(w, up, x, "bfloat16", isa)
+    for split in (1, 3, 5, 11):
+        assert (run_gemm(w, x, "bfloat16", isa, split=split) == whole).all()
+        assert (run_gate_up(w, up, x, "bfloat16", isa, split=split) == pair).all()
+
+
 def bits(a):
     return a.view(np.uint32 if a.dtype == np.float32 else np.uint16)
 
@@ -125,7 +137,7 @@ def bits(a):
 @pytest.mark.parametrize("form", FAST + OTHER)
 def test_x86_variants_agree_in_every_bit(form, storage):
     rng = np.random.default_rng(4)
-    for T, N, K in [(8, 100, 384), (33, 64, 1152), (300, 16, 640)]:
+    for T, N, K in [(8, 100, 384), (33, 64, 1152), (300, 16, 640), (128, 100, 512), (90, 130, 384)]:
         w, up = weight(rng, N, K, form), weight(rng, N, K, form)
         x = act(rng.normal(0, 1, (T, K)), storage)
         product, pair = run_gemm(w, x, storage, X86[0]), run_gate_up(w, up, x, storage, X86[0])

@@ -5,7 +5,7 @@ import pytest
 from harness import act, act_values, isas, make, run, step, variants
 from reference_linear import gate_up_norm, normed, ssq
 from reference_moe import moe_combine_rows, moe_down, moe_gate_up, moe_gate_up_rows, moe_gemm_rows, moe_gemv, moe_group, moe_topk_rows
-from weights import blocks, close, weight
+from weights import blocks, close, grid, weight
 
 STORAGES = ["bfloat16", "float32"]
 EPS = 1e-6
@@ -338,7 +338,7 @@ def test_a_slot_does_not_depend_on_how_many_rows_its_expert_got(isa):
     # and a grouped product has the bits of a dense one
     part = [b.reshape(E, N, -1)[2].copy() for b in w.buffers]
     dense = np.zeros((T, N), np.float32)
-    run("gemm", make("LilyGemmArgs", fmt=w.format, K=K, N=N, ldy=N), [step(rows=T), x, dense, *part], blocks(N, 64), isa=isa)
+    run("gemm", make("LilyGemmArgs", fmt=w.format, K=K, N=N, ldy=N), [step(rows=T), x, dense, *part], grid(T, N), isa=isa)
     assert (dense == every).all()
 
 

@@ -59,6 +59,11 @@ def blocks(rows: int, size: int = 16) -> int:
     return -(-rows // size)
 
 
+def grid(T: int, N: int) -> int:
+    """Threadgroups of a matrix product of T rows and N outputs on the CPU: 64 outputs for 256 rows each."""
+    return blocks(T, 256) * blocks(N, 64)
+
+
 def close(got, want, scale=None, rounded: bool = False, factor: float = 1) -> None:
     """Within 1e-5 (times `factor`) of the output's RMS (or `scale`); one bf16 step more where the output is rounded to it."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

@@ -201,9 +201,9 @@ class CpuDevice : public Device {
     size_t uses = 0;
     for (uint32_t d : stage) uses += program.dispatches[d].uses.size();
     pointers_.reserve(uses);  // calls_ points into it
-    const uint32_t pieces = uint32_t(pool_.threads()) * 4;
     for (uint32_t d : stage) {
       const Dispatch& dispatch = program.dispatches[d];
+      const uint32_t pieces = uint32_t(pool_.threads()) * (dispatch.rows > LILY_GEMM_ROWS ? kPiecesOfMany : kPieces);
       size_t first = pointers_.size();
       for (const BufferUse& use : dispatch.uses) {
         void* p = nullptr;
@@ -221,6 +221,10 @@ class CpuDevice : public Device {
       calls_[t.dispatch].fn(calls_[t.dispatch].call, t.begin, t.end);
     });
   }
+
+  // Tasks of a dispatch for each thread: threads are not equally fast, and the last task of the slower one is waited for. With several blocks of
+  // rows smaller tasks cost nothing, with one they would pack its rows more often.
+  static constexpr uint32_t kPieces = 4, kPiecesOfMany = 8;
 
   struct Call {
     cpu::KernelFn fn;

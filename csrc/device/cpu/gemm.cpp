@@ -1,4 +1,5 @@
-// Matrix products of prefill, a chunk of T rows at once. A threadgroup is 64 outputs for all rows; order of sums and tiles in gemm_tile.hpp.
+// Matrix products of prefill, a chunk of T rows at once. A threadgroup is 64 outputs for 256 rows; order of sums and tiles in gemm_tile.hpp.
+// Threadgroups follow each other output by output, so that a thread packs the rows once for all the outputs of its range.
 // Bytes moved: the weight once per 256 rows, x once per four tiles. Rows past step->rows are neither read nor written.
 #include "device/cpu/kernel.hpp"
 #include "device/cpu/products.hpp"
@@ -6,17 +7,30 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
+static_assert(LILY_GEMM_ROWS == kPassRows);
+
+// Calls compute(first row, last row, first tile, last tile) for the rows that exist among threadgroups [begin, end).
+template <class Compute> LILY_INLINE void for_row_blocks(const KernelCall& c, uint32_t N, uint32_t begin, uint32_t end, Compute compute) {
+  const uint32_t T = buffer<LilyStep>(c, 0)->rows;
+  for_each_block(begin, end, N, [&](uint32_t block, uint32_t tile, uint32_t tiles) {
+    const uint32_t first = block * LILY_GEMM_ROWS;
+    if (first < T) compute(first, smaller(T, first + LILY_GEMM_ROWS), tile, tiles);
+  });
+}
+
 // Calls done(t, n0, n, sums) for each row t and tile of outputs n0..n0+n that threadgroups [begin, end) cover.
 template <class Act, class Done>
 LILY_INLINE void for_tiles(const KernelCall& c, const LilyGemmArgs& a, uint32_t begin, uint32_t end, Done done) {
   const Weight w = make_weight(a.fmt, a.K, c.buffers + 3);
-  const Product<Act, 1> p{{buffer<const Act>(c, 1), nullptr, a.K}, 0, buffer<LilyStep>(c, 0)->rows, begin, end, a.N, {{&w, 0}}};
-  products(p, [&](uint32_t tile, uint32_t t, uint32_t rows, const float* acc) {
-    for (uint32_t r = 0; r < rows; r++) done(t + r, tile * kTileN, smaller(kTileN, a.N - tile * kTileN), acc + r * kTileN);
+  for_row_blocks(c, a.N, begin, end, [&](uint32_t first, uint32_t last, uint32_t from, uint32_t to) {
+    const Product<Act, 1> p{{buffer<const Act>(c, 1), nullptr, a.K}, first, last, from, to, a.N, {{&w, 0}}};
+    products(p, [&](uint32_t tile, uint32_t t, uint32_t rows, const float* acc) {
+      for (uint32_t r = 0; r < rows; r++) done(t + r, tile * kTileN, smaller(kTileN, a.N - tile * kTileN), acc + r * kTileN);
+    });
   });
 }
 
-// step, x act[T,K], y f32[T,ldy], W [N,K]; y[t][out + n] = x_t . W_n, rounded when args.round. grid: N/64
+// step, x act[T,K], y f32[T,ldy], W [N,K]; y[t][out + n] = x_t . W_n, rounded when args.round. grid: T/256 x N/64
 template <class Act> static void gemm(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemmArgs>(c);
   const Stream stream(buffer<float>(c, 2) + a.out, a.ldy, buffer<LilyStep>(c, 0)->rows);
@@ -29,7 +43,7 @@ template <class Act> static void gemm(const KernelCall& c, uint32_t begin, uint3
   });
 }
 
-// step, x act[T,K], h f32[T,N], W [N,K]; h += x W^T. grid: N/64
+// step, x act[T,K], h f32[T,N], W [N,K]; h += x W^T. grid: T/256 x N/64
 template <class Act> static void gemm_residual(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemmArgs>(c);
   for_tiles<Act>(c, a, begin, end, [&](uint32_t t, uint32_t n0, uint32_t n, const float* sums) {
@@ -38,12 +52,14 @@ template <class Act> static void gemm_residual(const KernelCall& c, uint32_t beg
   });
 }
 
-// step, x act[T,K], a act[T,N], gate [N,K], up [N,K]; a = round(silu(x G^T) * (x U^T)). grid: N/64
+// step, x act[T,K], a act[T,N], gate [N,K], up [N,K]; a = round(silu(x G^T) * (x U^T)). grid: T/256 x N/64
 template <class Act> static void gate_up_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemmArgs>(c);
   const Weight gate = make_weight(a.fmt, a.K, c.buffers + 3), up = make_weight(a.up, a.K, c.buffers + 6);
-  const Product<Act, 2> p{{buffer<const Act>(c, 1), nullptr, a.K}, 0, buffer<LilyStep>(c, 0)->rows, begin, end, a.N, {{&gate, 0}, {&up, 0}}};
-  pair_products(p, buffer<Act>(c, 2));
+  for_row_blocks(c, a.N, begin, end, [&](uint32_t first, uint32_t last, uint32_t from, uint32_t to) {
+    const Product<Act, 2> p{{buffer<const Act>(c, 1), nullptr, a.K}, first, last, from, to, a.N, {{&gate, 0}, {&up, 0}}};
+    pair_products(p, buffer<Act>(c, 2));
+  });
 }
 
 // step, gate f32[T*m,N], up f32[T*m,N], a act[T*m,N], m = rows_per_token; a = round(silu(gate) * up). grid: T

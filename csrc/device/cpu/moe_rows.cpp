@@ -6,16 +6,6 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-// Calls compute(e, tile, tiles) for every expert that threadgroups [begin, end) touch and its tiles of outputs among them.
-template <class Compute> LILY_INLINE void for_experts(uint32_t begin, uint32_t end, uint32_t N, Compute compute) {
-  const uint32_t tiles = (N + kTileN - 1) / kTileN;
-  for (uint32_t g = begin, count; g < end; g += count) {
-    const uint32_t tile = g % tiles;
-    count = smaller(end - g, tiles - tile);
-    compute(g / tiles, tile, tile + count);
-  }
-}
-
 // offsets u32[E+1], slot_row u32[T*k], x act[T,K] (row slot_row[s]) or act[T*k,K] (by_slot), y f32[T*k,N], W stack [E,N,K]; y_s = W_e x_s.
 // Threadgroup g: expert g / ceil(N/64), outputs from 64 * (g % ceil(N/64)); an expert without slots returns at once.
 template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
@@ -24,7 +14,7 @@ template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t beg
   const RowSource<Act> x{buffer<const Act>(c, 2), a.by_slot ? nullptr : buffer<uint32_t>(c, 1), a.K};
   const Weight w = make_weight(a.a, a.K, c.buffers + 4);
   const Stream stream(buffer<float>(c, 3), a.N, offsets[a.E]);
-  for_experts(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
+  for_each_block(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
     const Product<Act, 1> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&w, uint64_t(e) * a.a_stride}}};
     products(p, [&](uint32_t tile, uint32_t s, uint32_t rows, const float* acc) {
       const uint32_t n = smaller(kTileN, a.N - tile * kTileN);
@@ -43,7 +33,7 @@ template <class Act> static void moe_gate_up_rows(const KernelCall& c, uint32_t 
   const uint32_t* offsets = buffer<uint32_t>(c, 0);
   const RowSource<Act> x{buffer<const Act>(c, 2), buffer<uint32_t>(c, 1), a.K};
   const Weight gate = make_weight(a.a, a.K, c.buffers + 4), up = make_weight(a.b, a.K, c.buffers + 7);
-  for_experts(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
+  for_each_block(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
     const Product<Act, 2> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&gate, uint64_t(e) * a.a_stride}, {&up, uint64_t(e) * a.b_stride}}};
     pair_products(p, buffer<Act>(c, 3));
   });

@@ -20,6 +20,17 @@ template <class Act, uint32_t S> struct Product {
   Column column(uint32_t tile, uint32_t s) const { return tile_column(*operand[s].w, operand[s].row, tile, N); }
 };
 
+// Calls compute(block, tile, tiles) for every block of rows (or expert) that threadgroups [begin, end) touch, and its tiles of outputs among
+// them: threadgroup g is tile g % ceil(N/64) of block g / ceil(N/64).
+template <class Compute> LILY_INLINE void for_each_block(uint32_t begin, uint32_t end, uint32_t N, Compute compute) {
+  const uint32_t tiles = (N + kTileN - 1) / kTileN;
+  for (uint32_t g = begin, count; g < end; g += count) {
+    const uint32_t tile = g % tiles;
+    count = smaller(end - g, tiles - tile);
+    compute(g / tiles, tile, tile + count);
+  }
+}
+
 // Calls done(tile, t, rows, acc) for every tile of outputs and block of rows t..t+rows: acc[s * kAccFloats + r * kTileN + j] belongs to output j of the tile.
 template <class Act, uint32_t S, class Done> static void vector_products(const Product<Act, S>& p, Done done) {
   constexpr uint32_t kTogether = kColumns / S;
