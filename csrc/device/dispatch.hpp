@@ -36,6 +36,7 @@ struct Dispatch {
   std::vector<uint8_t> args;
   uint32_t groups = 0;         // threadgroups of the CPU's grid
   uint32_t rows = 1;           // row bucket of the program: 1 in decode
+  bool even = true;            // its threadgroups do about the same work
   int indirect = -1;           // the use that holds a GPU's grid u32[3], written by an earlier dispatch
   uint64_t bytes_read = 0;     // estimate of the traffic, experts counted by how many are chosen
   uint64_t bytes_written = 0;

@@ -79,6 +79,7 @@ void attention_step(Recorder& r, const BufferUse& step, const std::string& label
   auto record_split = [&] {
     Dispatch d = make_dispatch(is_long ? "attn_split_long" : "attn_split", label + ".split", a, {step, q.read(), kv.blocks(), kv.read_k(), kv.read_v(), o.write(), ml.write()},
                                uint64_t(m.Hkv) * split.n_splits);
+    d.even = false;  // the last splits of the bucket may have no keys yet
     if (edge) d.reason = is_long ? "context from " + std::to_string(edge) + " tokens on, head dim 256, 8 query heads a key head" : "general form";
     r.program.record(std::move(d));
   };

@@ -103,12 +103,13 @@ LILY_INLINE void softmax_block(float* s, uint32_t rows, Keys keys, float scale, 
 }
 
 // c[m][n] = decay[m]*c[m][n] + sum over k ascending of a[m][k]*b[k][n]. Register tiles: what the instruction set has room for.
+// Tall tiles turn a value into fp32 once for eight rows.
 #if defined(__AVX512F__)
-constexpr uint32_t tile_rows = 4, tile_vectors = 4;
+constexpr uint32_t tile_rows = 4, tile_vectors = 4, tall_rows = 8, tall_vectors = 2;
 #elif defined(LILY_NEON)
-constexpr uint32_t tile_rows = 4, tile_vectors = 1;
+constexpr uint32_t tile_rows = 4, tile_vectors = 1, tall_rows = 0, tall_vectors = 0;
 #else
-constexpr uint32_t tile_rows = 2, tile_vectors = 2;
+constexpr uint32_t tile_rows = 2, tile_vectors = 2, tall_rows = 0, tall_vectors = 0;
 #endif
 
 template <class T>
@@ -146,18 +147,20 @@ LILY_INLINE void multiply_tile(const HeadProduct<T>& p, uint32_t row, uint32_t c
   }
 }
 
-template <uint32_t N, class T>
-LILY_INLINE void multiply_columns(const HeadProduct<T>& p, uint32_t rows, uint32_t column) {
-  uint32_t m = 0;
-  for (; m + tile_rows <= rows; m += tile_rows) multiply_tile<tile_rows, N>(p, m, column);
-  for (; m < rows; m++) multiply_tile<1, N>(p, m, column);
+template <uint32_t M, uint32_t N, class T>
+LILY_INLINE void multiply_rows_of(const HeadProduct<T>& p, uint32_t row, uint32_t columns) {
+  uint32_t n = 0;
+  for (; n + 16 * N <= columns; n += 16 * N) multiply_tile<M, N>(p, row, n);
+  for (; n < columns; n += 16) multiply_tile<M, 1>(p, row, n);
 }
 
 template <class T>
 static void multiply(const HeadProduct<T>& p, uint32_t rows, uint32_t columns) {
-  uint32_t n = 0;
-  for (; n + 16 * tile_vectors <= columns; n += 16 * tile_vectors) multiply_columns<tile_vectors>(p, rows, n);
-  for (; n < columns; n += 16) multiply_columns<1>(p, rows, n);
+  uint32_t m = 0;
+  if constexpr (tall_rows > 0)
+    for (; m + tall_rows <= rows; m += tall_rows) multiply_rows_of<tall_rows, tall_vectors>(p, m, columns);
+  for (; m + tile_rows <= rows; m += tile_rows) multiply_rows_of<tile_rows, tile_vectors>(p, m, columns);
+  for (; m < rows; m++) multiply_rows_of<1, tile_vectors>(p, m, columns);
 }
 
 }  // namespace lily::cpu::LILY_CPU_NS

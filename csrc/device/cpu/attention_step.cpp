@@ -48,14 +48,22 @@ LILY_INLINE void score_tile(const float* q, const Act* keys, uint64_t D, float* 
       LILY_UNROLL for (uint32_t n = 0; n < N; n++) acc[h][n] = fma(v, k[n], acc[h][n]);
     }
   }
-  LILY_UNROLL for (uint32_t h = 0; h < H; h++) {
-    LILY_UNROLL for (uint32_t n = 0; n < N; n++) s[h * key_block + n] = reduce_add(acc[h][n]);
+  if constexpr (N == 4) {
+    LILY_UNROLL for (uint32_t h = 0; h < H; h++) reduce_rows<4>(acc[h], s + h * key_block);
+  } else {
+    float sums[H * N];
+    LILY_UNROLL for (uint32_t i = 0; i < H * N / 4; i++) reduce_rows<4>(acc[0] + 4 * i, sums + 4 * i);
+    LILY_UNROLL for (uint32_t i = H * N / 4 * 4; i < H * N; i++) sums[i] = reduce_add(acc[i / N][i % N]);
+    LILY_UNROLL for (uint32_t i = 0; i < H * N; i++) s[i / N * key_block + i % N] = sums[i];
   }
 }
 
 template <uint32_t N, class Act>
 LILY_INLINE void score_heads(const float* q, uint32_t heads, const Act* keys, uint64_t D, float* s) {
   uint32_t h = 0;
+  if constexpr (tall_rows > 0 && N % 2 == 0)
+    for (; h + tall_rows <= heads; h += tall_rows)
+      for (uint32_t n = 0; n < N; n += 2) score_tile<tall_rows, 2>(q + h * D, keys + n * D, D, s + h * key_block + n);
   for (; h + tile_rows <= heads; h += tile_rows) score_tile<tile_rows, N>(q + h * D, keys, D, s + h * key_block);
   for (; h < heads; h++) score_tile<1, N>(q + h * D, keys, D, s + h * key_block);
 }

@@ -204,17 +204,21 @@ class CpuDevice : public Device {
     for (uint32_t d : stage) {
       const Dispatch& dispatch = program.dispatches[d];
       const uint32_t pieces = uint32_t(pool_.threads()) * (dispatch.rows > LILY_GEMM_ROWS ? kPiecesOfMany : kPieces);
-      size_t first = pointers_.size();
+      const size_t pointers = pointers_.size();
       for (const BufferUse& use : dispatch.uses) {
         void* p = nullptr;
         if (use.symbol != kNoSymbol && bindings[use.symbol].buffer) p = bindings[use.symbol].buffer->host() + bindings[use.symbol].offset + use.offset;
         pointers_.push_back(p);
       }
-      uint32_t size = std::max<uint32_t>(1, (dispatch.groups + pieces - 1) / pieces);
+      uint32_t size = dispatch.even ? std::max<uint32_t>(1, (dispatch.groups + pieces - 1) / pieces) : 1;
       if (pool_.threads() == 1) size = std::max<uint32_t>(1, dispatch.groups);
-      for (uint32_t begin = 0; begin < dispatch.groups; begin += size)
-        tasks_.push_back({uint32_t(calls_.size()), begin, std::min(dispatch.groups, begin + size)});
-      calls_.push_back({program.kernels[d], {dispatch.args.data(), pointers_.data() + first}});
+      const uint32_t first = dispatch.rows == 1 && dispatch.even ? kFirstOfStep * size : size;
+      for (uint32_t begin = 0, task = 0; begin < dispatch.groups; task++) {
+        const uint32_t count = std::min(dispatch.groups - begin, task < uint32_t(pool_.threads()) ? first : size);
+        tasks_.push_back({uint32_t(calls_.size()), begin, begin + count});
+        begin += count;
+      }
+      calls_.push_back({program.kernels[d], {dispatch.args.data(), pointers_.data() + pointers}});
     }
     pool_.run(uint32_t(tasks_.size()), [this](uint32_t i) {
       const Task& t = tasks_[i];
@@ -223,8 +227,9 @@ class CpuDevice : public Device {
   }
 
   // Tasks of a dispatch for each thread: threads are not equally fast, and the last task of the slower one is waited for. With several blocks of
-  // rows smaller tasks cost nothing, with one they would pack its rows more often.
-  static constexpr uint32_t kPieces = 4, kPiecesOfMany = 8;
+  // rows smaller tasks cost nothing, with one they would pack its rows more often. In decode the first task of a thread is three pieces: every
+  // task makes its vector ready again.
+  static constexpr uint32_t kPieces = 4, kPiecesOfMany = 8, kFirstOfStep = 3;
 
   struct Call {
     cpu::KernelFn fn;

@@ -363,4 +363,21 @@ LILY_INLINE V sigmoid(V x) { return div(splat(1), add(splat(1), exp(sub(zero(), 
 LILY_INLINE V silu(V x) { return div(x, add(splat(1), exp(sub(zero(), x)))); }
 LILY_INLINE float sigmoid1(float x) { return 1.0f / (1.0f + exp1(-x)); }
 
+// y[r] = reduce_add(acc[r]); four at a time share the folding.
+template <uint32_t R> LILY_INLINE void reduce_rows(const V* acc, float* y) {
+#if defined(__AVX512F__)
+  if constexpr (R == 4) {
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(acc[0].v, acc[1].v, 0x44), _mm512_shuffle_f32x4(acc[0].v, acc[1].v, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(acc[2].v, acc[3].v, 0x44), _mm512_shuffle_f32x4(acc[2].v, acc[3].v, 0xee));
+    __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));  // row r in 128-bit part r
+    four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+    four = _mm512_add_ps(four, _mm512_permute_ps(four, 0xb1));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    _mm_storeu_ps(y, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, four)));
+    return;
+  }
+#endif
+  for (uint32_t r = 0; r < R; r++) y[r] = reduce_add(acc[r]);
+}
+
 }  // namespace lily::cpu::LILY_CPU_NS
