@@ -69,7 +69,7 @@ void add_gemm(std::vector<Case>& cases, Random& r, const Shape& s, uint32_t T) {
   a.round = s.turn % 2;
   a.rows_per_token = 1;
   const std::string label = s.label + " of " + std::to_string(T);
-  const uint32_t groups = groups_of(s.rows, 64);
+  const uint32_t groups = groups_of(T, LILY_GEMM_ROWS) * groups_of(s.rows, 64);
   const Operand x = acts(r.normals(size_t(T) * s.K));
   std::vector<Operand> buffers{live_rows(T), x, out_floats(size_t(T) * a.ldy)};
   r.weight(a.fmt, s.rows, s.K).push(buffers);
