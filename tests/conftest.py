@@ -1,8 +1,9 @@
-"""The Metal kernels run on a simulator that is built once, when there is a clang; without one its tests are skipped by name."""
+"""The Metal kernels run on a simulator that is built once, when there is a clang; without one its tests are skipped by name. Ctrl-C is heard."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ _USERS = ("tests", "kernels", "metal", "test_sim", "test_metal", "test_selftest"
 
 def pytest_configure(config) -> None:
     """`LILY_SIM` names a library; set to nothing it asks for none."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a script begins so, and its children with it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "LILY_SIM" in os.environ or not _wanted(config.args):
         return
     built = subprocess.run([sys.executable, "-m", "tests.sim", "build"], cwd=TESTS.parent, capture_output=True, text=True)
