@@ -5,14 +5,6 @@
 #include "device/cpu/kernel.hpp"
 #include "device/cpu/simd.hpp"
 
-#if !defined(LILY_UNROLL)
-#if defined(__clang__)
-#define LILY_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define LILY_UNROLL _Pragma("GCC unroll 8")
-#endif
-#endif
-
 namespace lily::cpu::LILY_CPU_NS {
 
 constexpr uint32_t max_head_dim = 256;

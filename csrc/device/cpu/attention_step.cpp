@@ -32,10 +32,8 @@ static void attn_prepare(const KernelCall& c, uint32_t begin, uint32_t end) {
 // s[h][k] = q[h] . K[k]: sixteen partial sums over D ascending, then reduce_add, whatever the tile.
 template <uint32_t H, uint32_t N, class Act>
 LILY_INLINE void score_tile(const float* q, const Act* keys, uint64_t D, float* s) {
-  V acc[H][N];
-  LILY_UNROLL for (uint32_t h = 0; h < H; h++) {
-    LILY_UNROLL for (uint32_t n = 0; n < N; n++) acc[h][n] = zero();
-  }
+  V acc[H * N];
+  LILY_UNROLL for (uint32_t i = 0; i < H * N; i++) acc[i] = zero();
   const float* x[H];
   const Act* y[N];
   LILY_UNROLL for (uint32_t h = 0; h < H; h++) x[h] = q + h * D;
@@ -45,17 +43,13 @@ LILY_INLINE void score_tile(const float* q, const Act* keys, uint64_t D, float* 
     LILY_UNROLL for (uint32_t n = 0; n < N; n++) k[n] = load(y[n] + d);
     LILY_UNROLL for (uint32_t h = 0; h < H; h++) {
       V v = load(x[h] + d);
-      LILY_UNROLL for (uint32_t n = 0; n < N; n++) acc[h][n] = fma(v, k[n], acc[h][n]);
+      LILY_UNROLL for (uint32_t n = 0; n < N; n++) acc[h * N + n] = fma(v, k[n], acc[h * N + n]);
     }
   }
-  if constexpr (N == 4) {
-    LILY_UNROLL for (uint32_t h = 0; h < H; h++) reduce_rows<4>(acc[h], s + h * key_block);
-  } else {
-    float sums[H * N];
-    LILY_UNROLL for (uint32_t i = 0; i < H * N / 4; i++) reduce_rows<4>(acc[0] + 4 * i, sums + 4 * i);
-    LILY_UNROLL for (uint32_t i = H * N / 4 * 4; i < H * N; i++) sums[i] = reduce_add(acc[i / N][i % N]);
-    LILY_UNROLL for (uint32_t i = 0; i < H * N; i++) s[i / N * key_block + i % N] = sums[i];
-  }
+  constexpr uint32_t together = H * N % 4 ? 1 : 4;
+  float sums[H * N];
+  LILY_UNROLL for (uint32_t i = 0; i < H * N; i += together) reduce_rows<together>(acc + i, sums + i);
+  LILY_UNROLL for (uint32_t i = 0; i < H * N; i++) s[i / N * key_block + i % N] = sums[i];
 }
 
 template <uint32_t N, class Act>

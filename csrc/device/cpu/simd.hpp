@@ -22,6 +22,12 @@
 
 #define LILY_INLINE static inline __attribute__((always_inline))
 
+#if defined(__clang__)
+#define LILY_UNROLL _Pragma("unroll")
+#else
+#define LILY_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace lily::cpu::LILY_CPU_NS {
 
 struct Bf16 { uint16_t bits; };  // activation storage as shipped

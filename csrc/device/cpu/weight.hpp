@@ -6,12 +6,6 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-#if defined(__clang__)
-#define LILY_UNROLL _Pragma("unroll")
-#else
-#define LILY_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 // A fresh stack array of n floats at a 64-byte boundary: a kernel's scratch has the size its call asks for.
 #define LILY_STACK_FLOATS(n) reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(__builtin_alloca((n) * sizeof(float) + 64)) + 63) & ~uintptr_t(63))
 
