@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/thread.hpp"
 #include "base/thread_pool.hpp"
+#include "device/cpu/shares.hpp"
 
 namespace lily {
 namespace {
@@ -60,7 +61,7 @@ struct Task {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(DType storage) : storage_(storage), pool_(default_threads()), info_(cpu_device_info(storage)) {
+  explicit CpuDevice(DType storage) : storage_(storage), pool_(default_threads()), shares_(uint32_t(pool_.threads())), info_(cpu_device_info(storage)) {
     worker_ = Thread([this] { work(); });
   }
 
@@ -195,7 +196,17 @@ class CpuDevice : public Device {
   }
 
   void run_group(const CpuProgram& program, const std::vector<uint32_t>& stage, const BindingSet& bindings) {
-    tasks_.clear();
+    bind(program, stage, bindings);
+    if (pool_.threads() == 1) {
+      for (size_t i = 0; i < stage.size(); i++) calls_[i].fn(calls_[i].call, 0, program.dispatches[stage[i]].groups);
+    } else if (program.dispatches[stage[0]].rows == 1) {
+      run_shares(program, stage);
+    } else {
+      run_tasks(program, stage);
+    }
+  }
+
+  void bind(const CpuProgram& program, const std::vector<uint32_t>& stage, const BindingSet& bindings) {
     calls_.clear();
     pointers_.clear();
     size_t uses = 0;
@@ -203,33 +214,72 @@ class CpuDevice : public Device {
     pointers_.reserve(uses);  // calls_ points into it
     for (uint32_t d : stage) {
       const Dispatch& dispatch = program.dispatches[d];
-      const uint32_t pieces = uint32_t(pool_.threads()) * (dispatch.rows > LILY_GEMM_ROWS ? kPiecesOfMany : kPieces);
       const size_t pointers = pointers_.size();
       for (const BufferUse& use : dispatch.uses) {
         void* p = nullptr;
         if (use.symbol != kNoSymbol && bindings[use.symbol].buffer) p = bindings[use.symbol].buffer->host() + bindings[use.symbol].offset + use.offset;
         pointers_.push_back(p);
       }
-      uint32_t size = dispatch.even ? std::max<uint32_t>(1, (dispatch.groups + pieces - 1) / pieces) : 1;
-      if (pool_.threads() == 1) size = std::max<uint32_t>(1, dispatch.groups);
-      const uint32_t first = dispatch.rows == 1 && dispatch.even ? kFirstOfStep * size : size;
-      for (uint32_t begin = 0, task = 0; begin < dispatch.groups; task++) {
-        const uint32_t count = std::min(dispatch.groups - begin, task < uint32_t(pool_.threads()) ? first : size);
-        tasks_.push_back({uint32_t(calls_.size()), begin, begin + count});
-        begin += count;
-      }
       calls_.push_back({program.kernels[d], {dispatch.args.data(), pointers_.data() + pointers}});
+    }
+  }
+
+  // A stage of prefill: its tasks one by one.
+  void run_tasks(const CpuProgram& program, const std::vector<uint32_t>& stage) {
+    tasks_.clear();
+    for (uint32_t i = 0; i < stage.size(); i++) {
+      const Dispatch& dispatch = program.dispatches[stage[i]];
+      const uint32_t pieces = uint32_t(pool_.threads()) * (dispatch.rows > LILY_GEMM_ROWS ? kPiecesOfMany : kPieces);
+      const uint32_t size = std::max<uint32_t>(1, (dispatch.groups + pieces - 1) / pieces);
+      for (uint32_t begin = 0; begin < dispatch.groups; begin += size) tasks_.push_back({i, begin, std::min(dispatch.groups, begin + size)});
     }
     pool_.run(uint32_t(tasks_.size()), [this](uint32_t i) {
       const Task& t = tasks_[i];
       calls_[t.dispatch].fn(calls_[t.dispatch].call, t.begin, t.end);
     });
   }
-
   // Tasks of a dispatch for each thread: threads are not equally fast, and the last task of the slower one is waited for. With several blocks of
-  // rows smaller tasks cost nothing, with one they would pack its rows more often. In decode the first task of a thread is three pieces: every
-  // task makes its vector ready again.
-  static constexpr uint32_t kPieces = 4, kPiecesOfMany = 8, kFirstOfStep = 3;
+  // rows smaller tasks cost nothing, with one they would pack its rows more often.
+  static constexpr uint32_t kPieces = 4, kPiecesOfMany = 8;
+
+  // A stage of a decode step: each thread has a share of its bytes. A kernel makes its vector ready once for its share and what it takes over.
+  void run_shares(const CpuProgram& program, const std::vector<uint32_t>& stage) {
+    parts_.clear();
+    uint64_t groups = 0;
+    for (uint32_t d : stage) {
+      const Dispatch& dispatch = program.dispatches[d];
+      const uint64_t work = std::max<uint64_t>(1, dispatch.bytes_read / std::max(1u, dispatch.groups));
+      parts_.push_back({dispatch.groups, work, dispatch.even ? uint32_t(1 + kPieceBytes / work) : 1});
+      groups += dispatch.groups;
+    }
+    shares_.divide(parts_);
+    if (groups == 1) return take(0);
+    pool_.run(uint32_t(pool_.threads()), [this](uint32_t thread) { take(thread); });
+  }
+  static constexpr uint64_t kPieceBytes = 32 << 10;  // taking a piece costs less than a thousandth of reading it
+
+  struct Place {
+    Shares* shares;
+    uint32_t part, thread;
+    bool steals;
+  };
+  static bool next_piece(void* of, uint32_t* begin, uint32_t* end) {
+    const Place& p = *static_cast<Place*>(of);
+    while (!p.shares->own(p.part, p.thread, begin, end))
+      if (!p.steals || !p.shares->steal(p.part, p.thread)) return false;
+    return true;
+  }
+  void take(uint32_t thread) {
+    const uint32_t parts = uint32_t(calls_.size());
+    for (uint32_t i = parts == 1 ? 1 : 0; i < 2 * parts; i++) {  // its own share of each dispatch, then what others have left of each
+      Place place{&shares_, i % parts, thread, i >= parts};
+      Call call = calls_[place.part];
+      call.call.next = next_piece;
+      call.call.of = &place;
+      uint32_t begin, end;
+      while (next_piece(&place, &begin, &end)) call.fn(call.call, begin, end);
+    }
+  }
 
   struct Call {
     cpu::KernelFn fn;
@@ -238,6 +288,7 @@ class CpuDevice : public Device {
 
   DType storage_;
   ThreadPool pool_;
+  Shares shares_;
   DeviceInfo info_;
   Thread worker_;
   mutable std::mutex mutex_;
@@ -250,6 +301,7 @@ class CpuDevice : public Device {
   StageTimes clock_;
   // of the worker thread alone, kept to save allocations
   std::vector<Task> tasks_;
+  std::vector<Shares::Part> parts_;
   std::vector<Call> calls_;
   std::vector<void*> pointers_;
 };

@@ -5,6 +5,24 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
+// Threadgroups [begin, end) of all segments, whose weights begin at `weights`.
+template <class Act> static void segment_rows(const LilyGemvArgs& a, void* const* weights, const Input& in, uint32_t begin, uint32_t end, float* out) {
+  uint32_t base = 0;  // first threadgroup of the segment
+  for (uint32_t i = 0; i < a.n_segments; i++) {
+    const LilySegment& s = a.seg[i];
+    const uint32_t groups = (s.rows + LILY_ROW_BLOCK - 1) / LILY_ROW_BLOCK;
+    const Weight w = make_weight(a.fmt, a.K, weights + 3 * i);
+    for (uint32_t g = begin > base ? begin : base; g < end && g < base + groups; g++) {
+      uint32_t row = (g - base) * LILY_ROW_BLOCK, n = smaller(s.rows - row, LILY_ROW_BLOCK);
+      float* y = out + s.out + row;
+      dot_rows(w, in, row, n, y);
+      if (s.round)
+        for (uint32_t j = 0; j < n; j++) y[j] = round_act<Act>(y[j]);
+    }
+    base += groups;
+  }
+}
+
 // x act[K], y f32, then W per segment; y_s = W_s x, rounded when the segment says so. grid: rows/16 of all segments
 template <class Act> static void gemv(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemvArgs>(c);
@@ -13,19 +31,9 @@ template <class Act> static void gemv(const KernelCall& c, uint32_t begin, uint3
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
   Input in = arrange<Act>(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
-  for (uint32_t g = begin, i = 0, base = 0; g < end && i < a.n_segments; i++) {
-    const LilySegment& s = a.seg[i];
-    const uint32_t next = base + (s.rows + LILY_ROW_BLOCK - 1) / LILY_ROW_BLOCK;
-    if (g < next) w = make_weight(a.fmt, a.K, c.buffers + 2 + 3 * i);
-    for (; g < end && g < next; g++) {
-      uint32_t row = (g - base) * LILY_ROW_BLOCK, n = smaller(s.rows - row, LILY_ROW_BLOCK);
-      float* y = buffer<float>(c, 1) + s.out + row;
-      dot_rows(w, in, row, n, y);
-      if (s.round)
-        for (uint32_t j = 0; j < n; j++) y[j] = round_act<Act>(y[j]);
-    }
-    base = next;
-  }
+  do {
+    segment_rows<Act>(a, c.buffers + 2, in, begin, end, buffer<float>(c, 1));
+  } while (next_range(c, begin, end));
 }
 
 // h f32[K], ssq f32[K/16], weight f32[K], y f32, then W per segment; x = round(h * r * weight), y_s = W_s x. grid: rows/16 of all segments
@@ -40,20 +48,9 @@ template <class Act> static void gemv_norm(const KernelCall& c, uint32_t begin, 
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input in = arrange<Act>(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
-  uint32_t base = 0;  // first threadgroup of the segment
-  for (uint32_t i = 0; i < a.n_segments; i++) {
-    const LilySegment& s = a.seg[i];
-    uint32_t groups = (s.rows + LILY_ROW_BLOCK - 1) / LILY_ROW_BLOCK;
-    w = make_weight(a.fmt, a.K, c.buffers + 4 + 3 * i);
-    for (uint32_t g = begin > base ? begin : base; g < end && g < base + groups; g++) {
-      uint32_t row = (g - base) * LILY_ROW_BLOCK, n = smaller(s.rows - row, LILY_ROW_BLOCK);
-      float* y = buffer<float>(c, 3) + s.out + row;
-      dot_rows(w, in, row, n, y);
-      if (s.round)
-        for (uint32_t j = 0; j < n; j++) y[j] = round_act<Act>(y[j]);
-    }
-    base += groups;
-  }
+  do {
+    segment_rows<Act>(a, c.buffers + 4, in, begin, end, buffer<float>(c, 3));
+  } while (next_range(c, begin, end));
 }
 
 // x act[K], h f32[N], ssq f32[N/16], W [N, K]; h += W x, ssq = sums of 16 squares of the new h. grid: N/16
@@ -64,15 +61,17 @@ template <class Act> static void gemv_residual(const KernelCall& c, uint32_t beg
   float* natural = LILY_STACK_FLOATS(vector_floats(a.K));
   expand(buffer<const Act>(c, 0), a.K, natural);
   Input in = arrange<Act>(w, natural, LILY_STACK_FLOATS(arranged_floats(w)));
-  for (uint32_t g = begin; g < end; g++) {
-    uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.seg[0].rows - row, LILY_ROW_BLOCK);
-    float* h = buffer<float>(c, 1) + row;
-    float y[16] = {};
-    dot_rows(w, in, row, n, y);
-    store(y, add(load_n(h, n), load(y)));
-    store_n(h, load(y), n);
-    buffer<float>(c, 2)[g] = ssq_block(y);
-  }
+  do
+    for (uint32_t g = begin; g < end; g++) {
+      uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.seg[0].rows - row, LILY_ROW_BLOCK);
+      float* h = buffer<float>(c, 1) + row;
+      float y[16] = {};
+      dot_rows(w, in, row, n, y);
+      store(y, add(load_n(h, n), load(y)));
+      store_n(h, load(y), n);
+      buffer<float>(c, 2)[g] = ssq_block(y);
+    }
+  while (next_range(c, begin, end));
 }
 
 // h f32[K], ssq, weight f32[K], a act[I], gate [I, K], up [I, K]; a = round(silu(G x) * (U x)). grid: I/16
@@ -85,13 +84,15 @@ template <class Act> static void gate_up_norm(const KernelCall& c, uint32_t begi
   expand_normed<Act>(buffer<float>(c, 0), buffer<float>(c, 1), buffer<float>(c, 2), a.K, a.eps, natural);
   Input gate_in = arrange<Act>(gate, natural, LILY_STACK_FLOATS(arranged_floats(gate)));
   Input up_in = same_format(a.gate, a.up) ? gate_in : arrange<Act>(up, natural, LILY_STACK_FLOATS(arranged_floats(up)));
-  for (uint32_t g = begin; g < end; g++) {
-    uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
-    float gx[16] = {}, ux[16] = {};
-    dot_rows(gate, gate_in, row, n, gx);
-    dot_rows(up, up_in, row, n, ux);
-    store_n(buffer<Act>(c, 3) + row, mul(silu(load(gx)), load(ux)), n);
-  }
+  do
+    for (uint32_t g = begin; g < end; g++) {
+      uint32_t row = g * LILY_ROW_BLOCK, n = smaller(a.I - row, LILY_ROW_BLOCK);
+      float gx[16] = {}, ux[16] = {};
+      dot_rows(gate, gate_in, row, n, gx);
+      dot_rows(up, up_in, row, n, ux);
+      store_n(buffer<Act>(c, 3) + row, mul(silu(load(gx)), load(ux)), n);
+    }
+  while (next_range(c, begin, end));
 }
 
 }  // namespace lily::cpu::LILY_CPU_NS

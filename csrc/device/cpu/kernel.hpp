@@ -8,7 +8,12 @@ namespace lily::cpu {
 struct KernelCall {
   const void* args;      // the struct of metal/include/args.h
   void* const* buffers;  // in the order of args.h; null for an absent buffer
+  // Another range of the same dispatch for the thread that has finished one; null where there is none. Only for a kernel that makes something ready for a
+  // range and can keep it; any other one is simply called again.
+  bool (*next)(void* of, uint32_t* begin, uint32_t* end) = nullptr;
+  void* of = nullptr;
 };
+inline __attribute__((always_inline)) bool next_range(const KernelCall& c, uint32_t& begin, uint32_t& end) { return c.next && c.next(c.of, &begin, &end); }
 
 // Runs threadgroups [begin, end). Ranges of one dispatch run concurrently and in any order.
 using KernelFn = void (*)(const KernelCall&, uint32_t begin, uint32_t end);
