@@ -101,13 +101,13 @@ template <bool> LILY_INLINE U pair_dot(U sum, U a, U x, U b, U y) {
 // one's. Short chains side by side: what waits for its operands takes the place of what could run.
 template <bool vnni, uint32_t depth, uint32_t side> LILY_INLINE void fixed_dots(const U* codes, const uint8_t* digits, V* out) {
   constexpr uint32_t n = depth * side;
-  U low[n], high[n], sum[3][n];
+  U low[n], high[n], sum[n];
   LILY_UNROLL for (uint32_t i = 0; i < n; i++) low[i] = andu(codes[i], splatu(0x0f0f0f0f)), high[i] = andu(shr<4>(codes[i]), splatu(0x0f0f0f0f));
   LILY_UNROLL for (uint32_t d = 0; d < 3; d++) LILY_UNROLL for (uint32_t i = 0; i < n; i++) {
       const uint8_t* at = digits + i / side * kDigitBytes + 128 * d;
-      sum[d][i] = pair_dot<vnni>(splatu(0), low[i], loadu(at), high[i], loadu(at + 64));
+      sum[i] = pair_dot<vnni>(d ? shl<8>(sum[i]) : splatu(0), low[i], loadu(at), high[i], loadu(at + 64));
     }
-  LILY_UNROLL for (uint32_t i = 0; i < n; i++) out[i] = to_float(addu(shl<8>(addu(shl<8>(sum[0][i]), sum[1][i])), sum[2][i]));
+  LILY_UNROLL for (uint32_t i = 0; i < n; i++) out[i] = to_float(sum[i]);
 }
 #endif
 

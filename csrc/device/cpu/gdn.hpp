@@ -6,7 +6,6 @@
 namespace lily::cpu::LILY_CPU_NS {
 
 // Loops around an exponential stay functions: inlined at every use they would dominate the size and the build time of these files.
-#define LILY_OUTLINE static inline __attribute__((noinline))
 
 constexpr uint32_t kMaxHeadDim = 256;  // of Dk everywhere, of Dv in gdn_step
 

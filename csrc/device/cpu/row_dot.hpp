@@ -75,18 +75,23 @@ LILY_INLINE V load_bf16_half(const void* p) {
 #endif
 }
 
-LILY_INLINE V bias_part(const uint8_t* biases, const float* sums, uint32_t groups) {
-  V acc = zero();
+// n of 16 values, the others zero and not read.
+LILY_OUTLINE V load_bf16_some(const void* p, uint32_t n) {
+  uint8_t tail[32] = {};
+  std::memcpy(tail, p, 2 * n);
+  return load_bf16(tail);
+}
+// Where R rows' sums begin: the part of their biases.
+template <uint32_t R> LILY_INLINE void bias_part(const uint8_t* biases, const float* sums, uint32_t groups, V* acc) {
+  const uint64_t stride = 2 * uint64_t(groups);
   uint32_t g = 0;
-  for (; g + 16 <= groups; g += 16) acc = fma(load_bf16(biases + 2 * g), load(sums + g), acc);
+  LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = zero();
+  for (; g + 16 <= groups; g += 16) LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = fma(load_bf16(biases + r * stride + 2 * g), load(sums + g), acc[r]);
   if (groups - g == 8) {
-    acc = fma(load_bf16_half(biases + 2 * g), load(sums + g), acc);
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = fma(load_bf16_half(biases + r * stride + 2 * g), load(sums + g), acc[r]);
   } else if (g < groups) {
-    uint8_t tail[32] = {};
-    std::memcpy(tail, biases + 2 * g, 2 * (groups - g));
-    acc = fma(load_bf16(tail), load(sums + g), acc);
+    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = fma(load_bf16_some(biases + r * stride + 2 * g, groups - g), load(sums + g), acc[r]);
   }
-  return acc;
 }
 
 // How far ahead codes are fetched: into the rows after those at hand, and far enough to hide memory when rows are short.
@@ -95,11 +100,11 @@ LILY_INLINE uint64_t prefetch_distance(uint64_t rows_bytes) { return rows_bytes 
 LILY_INLINE void prefetch_first(const Weight& w, uint64_t row) {
   for (uint32_t i = 0; i < 4096; i += 64) __builtin_prefetch(w.row(row) + i, 0, 2);
 }
-// The next rows' scales and biases.
-template <uint32_t R> LILY_INLINE void prefetch_groups(const Weight& w, uint64_t first) {
-  for (uint32_t i = 0; i < R * w.groups * 2; i += 64) {
-    __builtin_prefetch(w.row_scales(first + R) + i);
-    __builtin_prefetch(w.row_biases(first + R) + i);
+// The next R rows' scales and biases.
+template <uint32_t R> LILY_INLINE void prefetch_groups(const uint8_t* scales, const uint8_t* biases, uint64_t row_bytes) {
+  for (uint64_t i = 0; i < R * row_bytes; i += 64) {
+    __builtin_prefetch(scales + R * row_bytes + i);
+    __builtin_prefetch(biases + R * row_bytes + i);
   }
 }
 
@@ -148,53 +153,78 @@ constexpr uint32_t kSideBySide = 2, kDepth = 2;
 constexpr uint32_t kSideBySide = 4, kDepth = 1;
 #endif
 
-// Each of these computes R rows from `first` at once, to hide the latency of their chains; R never changes a row's bits.
+#if defined(__AVX2__) || defined(__AVX512F__) || defined(LILY_NEON)
+constexpr uint32_t kRowsAtOnce = 4;
+#else
+constexpr uint32_t kRowsAtOnce = 1;
+#endif
+
+// Each of these computes n rows from `first`, some at once, to hide the latency of their chains; how many never changes a row's bits.
 // Step computes the 128 products of a step: the sum over each lane's eight, and the factor that it is multiplied with.
+// kK is K where it is known beforehand, else 0: with short rows, what goes round the products costs as much as a quarter of them.
 template <class Step> struct DotAffine4 {
-  template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
-    const Step step(in);
-    const uint8_t* codes = w.row(first);
-    const uint8_t* scales = w.row_scales(first);
+  struct Rows {
+    const uint8_t *codes, *scales, *biases;
+    uint64_t row_bytes, scale_bytes;
+    template <uint32_t R> __attribute__((always_inline)) void advance() { codes += R * row_bytes, scales += R * scale_bytes, biases += R * scale_bytes; }
+  };
+  template <uint32_t R> LILY_INLINE void rows(const Rows& at, const Step& step, const float* sums, uint32_t K, float* y) {
     constexpr uint32_t side = R < kSideBySide ? R : kSideBySide;
-    const uint64_t row_bytes = w.row_bytes, scale_bytes = w.groups * 2, ahead = prefetch_distance(side * row_bytes);
-    prefetch_groups<R>(w, first);
+    const uint64_t row_bytes = at.row_bytes, scale_bytes = at.scale_bytes, ahead = prefetch_distance(side * row_bytes);
+    const uint32_t steps = K / 128, paired = steps / kDepth * kDepth;
+    prefetch_groups<R>(at.scales, at.biases, scale_bytes);
     V acc[R];
-    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = bias_part(w.row_biases(first + r), in.sums, w.groups);
-    const uint32_t steps = w.K / 128;
+    bias_part<R>(at.biases, sums, uint32_t(scale_bytes / 2), acc);
     // `depth` steps of `side` rows
     auto block = [&](auto depth, uint32_t q, uint32_t s) __attribute__((always_inline)) {
       constexpr uint32_t n = depth.value;
       U c[n * side];
       V products[n * side];
       LILY_UNROLL for (uint32_t i = 0; i < n; i++) LILY_UNROLL for (uint32_t r = 0; r < side; r++) {
-        const uint8_t* p = codes + (q + r) * row_bytes + 64 * (s + i);
+        const uint8_t* p = at.codes + (q + r) * row_bytes + 64 * uint64_t(s + i);
         __builtin_prefetch(p + ahead);
         c[i * side + r] = held(loadu(p));
       }
       step.template products<n, side>(c, s, products);
       LILY_UNROLL for (uint32_t i = 0; i < n; i++) LILY_UNROLL for (uint32_t r = 0; r < side; r++)
-        acc[q + r] = fma(step.factor(scale_pair(scales + (q + r) * scale_bytes + 4 * (s + i)), s + i), products[i * side + r], acc[q + r]);
+        acc[q + r] = fma(step.factor(scale_pair(at.scales + (q + r) * scale_bytes + 4 * uint64_t(s + i)), s + i), products[i * side + r], acc[q + r]);
     };
     LILY_UNROLL for (uint32_t q = 0; q < R; q += side) {
-      uint32_t s = 0;
-      for (; s + kDepth <= steps; s += kDepth) block(std::integral_constant<uint32_t, kDepth>(), q, s);
-      for (; s < steps; s++) block(std::integral_constant<uint32_t, 1>(), q, s);
+      for (uint32_t s = 0; s < paired; s += kDepth) block(std::integral_constant<uint32_t, kDepth>(), q, s);
+      for (uint32_t s = paired; s < steps; s++) block(std::integral_constant<uint32_t, 1>(), q, s);
     }
-    if (w.K % 128)
-      for (uint32_t r = 0; r < R; r++) {
+    if (K % 128)
+      LILY_UNROLL for (uint32_t r = 0; r < R; r++) {
         uint8_t half[64] = {};
-        std::memcpy(half, codes + r * row_bytes + 64 * steps, 32);
+        std::memcpy(half, at.codes + r * row_bytes + 64 * uint64_t(steps), 32);
         const U c = loadu(half);
         V products;
         step.template products<1, 1>(&c, steps, &products);
-        acc[r] = fma(step.factor(splat(bf16_at(scales + r * scale_bytes + 4 * steps)), steps), products, acc[r]);
+        acc[r] = fma(step.factor(splat(bf16_at(at.scales + r * scale_bytes + 4 * uint64_t(steps))), steps), products, acc[r]);
       }
     reduce_rows<R>(acc, y);
+  }
+  template <uint32_t kK> static void run_of(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
+    const Step step(in);
+    const uint32_t K = kK ? kK : w.K;
+    const float* sums = in.sums;
+    Rows at{w.row(first), w.row_scales(first), w.row_biases(first), K / 2, K / 64 * 2};
+    for (; n >= kRowsAtOnce; n -= kRowsAtOnce, y += kRowsAtOnce, at.template advance<kRowsAtOnce>()) rows<kRowsAtOnce>(at, step, sums, K, y);
+    for (; n; n--, y++, at.template advance<1>()) rows<1>(at, step, sums, K, y);
+  }
+  static void run(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
+    if constexpr (Step::kKnownWidths) {
+      if (w.K == 512) return run_of<512>(w, in, first, n, y);
+      if (w.K == 2048) return run_of<2048>(w, in, first, n, y);
+      if (w.K == 4096) return run_of<4096>(w, in, first, n, y);
+    }
+    run_of<0>(w, in, first, n, y);
   }
 };
 
 // In fp32: a look-up and a multiply-add for each code.
 struct FloatStep {
+  static constexpr bool kKnownWidths = false;
   const float* x;
   V table;
   explicit FloatStep(const Input& in) : x(in.x), table(digits()) {}
@@ -217,6 +247,7 @@ struct FloatStep {
 #if defined(LILY_FIXED_POINT)
 // In integers, exactly.
 template <bool vnni> struct FixedStep {
+  static constexpr bool kKnownWidths = true;
   FixedPoint x;
   explicit FixedStep(const Input& in) : x(in.fixed) {}
   __attribute__((always_inline)) V factor(V scales, uint32_t s) const { return mul(scales, load(x.units + 16 * s)); }
@@ -228,9 +259,9 @@ struct DotAffine8 {
   template <uint32_t R> static void run(const Weight& w, const Input& in, uint64_t first, float* y) {
     const uint8_t* codes = w.row(first);
     const uint8_t* scales = w.row_scales(first);
-    prefetch_groups<R>(w, first);
+    prefetch_groups<R>(w.row_scales(first), w.row_biases(first), w.groups * 2ull);
     V acc[R];
-    LILY_UNROLL for (uint32_t r = 0; r < R; r++) acc[r] = bias_part(w.row_biases(first + r), in.sums, w.groups);
+    bias_part<R>(w.row_biases(first), in.sums, w.groups, acc);
     const uint64_t ahead = prefetch_distance(R * w.row_bytes);
     for (uint32_t g = 0; g < w.groups; g++) {
       const float* x = in.x + 64 * g;
@@ -253,7 +284,8 @@ struct DotAffineAny {
     const CodeReader reader(w.fmt.bits);
     for (uint32_t r = 0; r < R; r++) {
       const uint8_t *codes = w.row(first + r), *scales = w.row_scales(first + r);
-      V acc = bias_part(w.row_biases(first + r), in.sums, w.groups);
+      V acc;
+      bias_part<1>(w.row_biases(first + r), in.sums, w.groups, &acc);
       for (uint32_t g = 0; g < w.groups; g++) {
         V q = zero();
         for (uint32_t i = 0; i < w.fmt.group; i += 16) {
@@ -287,12 +319,6 @@ template <uint32_t kind> struct DotPlain {
   }
 };
 
-#if defined(__AVX2__) || defined(__AVX512F__) || defined(LILY_NEON)
-constexpr uint32_t kRowsAtOnce = 4;
-#else
-constexpr uint32_t kRowsAtOnce = 1;
-#endif
-
 template <class Dot> static void dot_each(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
   for (; n >= kRowsAtOnce; n -= kRowsAtOnce, first += kRowsAtOnce, y += kRowsAtOnce) Dot::template run<kRowsAtOnce>(w, in, first, y);
   for (; n; n--, first++, y++) Dot::template run<1>(w, in, first, y);
@@ -301,9 +327,9 @@ template <class Dot> static void dot_each(const Weight& w, const Input& in, uint
 // y[i] = row (first + i) of w times x, for n rows.
 static void dot_rows(const Weight& w, const Input& in, uint64_t first, uint32_t n, float* y) {
 #if defined(LILY_FIXED_POINT)
-  if (in.fixed.digits) return byte_products() ? dot_each<DotAffine4<FixedStep<true>>>(w, in, first, n, y) : dot_each<DotAffine4<FixedStep<false>>>(w, in, first, n, y);
+  if (in.fixed.digits) return byte_products() ? DotAffine4<FixedStep<true>>::run(w, in, first, n, y) : DotAffine4<FixedStep<false>>::run(w, in, first, n, y);
 #endif
-  if (w.fast(4)) return dot_each<DotAffine4<FloatStep>>(w, in, first, n, y);
+  if (w.fast(4)) return DotAffine4<FloatStep>::run(w, in, first, n, y);
   if (w.fast(8)) return dot_each<DotAffine8>(w, in, first, n, y);
   switch (w.fmt.kind) {
     case LILY_W_AFFINE: return dot_each<DotAffineAny>(w, in, first, n, y);

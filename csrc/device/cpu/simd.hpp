@@ -21,6 +21,7 @@
 #endif
 
 #define LILY_INLINE static inline __attribute__((always_inline))
+#define LILY_OUTLINE static inline __attribute__((noinline))
 
 #if defined(__clang__)
 #define LILY_UNROLL _Pragma("unroll")
