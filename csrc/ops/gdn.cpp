@@ -30,7 +30,7 @@ void record_chain(Recorder& r, const RowsOf& t, const std::string& label, const 
   Slot y = r.floats("conv_out", T * g.channels()), gates = r.floats("gates", T * g.Nv * 2), o = r.floats("scan_out", T * g.values());
   std::vector<BufferUse> uses{t.step, qkv.read(), w.conv.read(), state.conv_in, state.conv_out, y.write()};
   push_snapshots(uses, state.conv_snapshots);
-  r.program.record(make_dispatch("conv_rows", label + ".conv1d", args, uses, blocks(g.channels(), 128)));
+  r.program.record(make_dispatch("conv_rows", label + ".conv1d", args, uses, blocks(T, LILY_CONV_ROWS)));
   r.program.record(make_dispatch("gdn_prepare_rows", label + ".prepare", args, {t.step, y.update(), b.read(), a.read(), w.A.read(), w.dt_bias.read(), gates.write()}, t.rows));
   BufferUse s_out = state.s_out;
   s_out.access = Access::read_write;  // a scan in blocks reads what it wrote

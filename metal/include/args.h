@@ -14,6 +14,7 @@
 #define LILY_MAX_SNAPSHOTS 8   // snapshot rows in one chunk
 #define LILY_SSQ_BLOCK 16      // elements behind one partial sum of squares
 #define LILY_GEMM_ROWS 256     // rows of one threadgroup in the CPU's matrix products of a chunk
+#define LILY_CONV_ROWS 32      // rows of one threadgroup in the CPU's convolution of a chunk
 #define LILY_ROW_BLOCK 16      // output rows of one threadgroup in the CPU's matrix-vector kernels
 #define LILY_MAX_EXPERTS_PER_TOKEN 16
 #define LILY_MAX_SEGMENTS 4
@@ -152,7 +153,7 @@ typedef struct { LilyFormat fmt; LilyFormat up; uint32_t K, N; uint32_t ldy; uin
 // A state value holds, per linear layer, conv act[3,C] (oldest first) and S f32[Nv,Dk,Dv] (Dv contiguous).
 // gdn_step:   0 proj f32[qkv C | z Nv*Dv | b Nv | a Nv], 1 conv_w f32[4,C], 2 A f32[Nv] (-exp(A_log)), 3 dt_bias f32[Nv], 4 norm f32[Dv],
 //             5 conv_in act[3,C], 6 S_in, 7 conv_out (w), 8 S_out (w), 9 o act[Nv*Dv] (w). grid: Nv
-// conv_rows:  0 step, 1 qkv f32[T,ld] (rounded), 2 conv_w, 3 conv_in, 4 conv_out (w), 5 y f32[T,C] (w, after silu), 6.. 6+8 snapshot conv (w). grid: C/128
+// conv_rows:  0 step, 1 qkv f32[T,ld] (rounded), 2 conv_w, 3 conv_in, 4 conv_out (w), 5 y f32[T,C] (w, after silu), 6.. 6+8 snapshot conv (w). grid: T/32
 // gdn_prepare_rows: 0 step, 1 y f32[T,C] (rw: q and k are normalised in place, q scaled by Dk^-0.5), 2 b f32[T,Nv], 3 a f32[T,Nv], 4 A, 5 dt_bias, 6 gates f32[T,Nv,2] (w: g, beta). grid: T
 // gdn_scan:   0 step, 1 y f32[T,C], 2 gates, 3 S_in, 4 S_out (rw: only the comparison that scans in blocks reads it), 5 o f32[T,Nv*Dv] (w), 6.. 6+8 snapshot S (w). grid: Nv * Dv/64
 //             per token: u = S k, p = S q (both of the old state, dk ascending); m = g u; d = beta (v - m); S = g S + d k^T; o = g p + d (k.q)

@@ -102,7 +102,7 @@ void add_delta(std::vector<Case>& cases, Random& r, const Heads& x) {
   };
   cases.push_back(make_case("conv_rows", label, a,
                             snapshots({record(step), floats(strided(r, x.T, C, a.ld_qkv)), conv_w, conv_in, out_acts(size_t(3) * C), out_floats(T * C)}, out_acts(size_t(3) * C)),
-                            groups_of(C, 128)));
+                            groups_of(x.T, LILY_CONV_ROWS)));
   const Operand b = floats(strided(r, x.T, x.Nv, a.ld_ba)), alpha = floats(strided(r, x.T, x.Nv, a.ld_ba));
   cases.push_back(make_case("gdn_prepare_rows", label, a, {live_rows(x.T), floats(r.normals(T * C), Role::inout), b, alpha, A, dt, out_floats(T * x.Nv * 2)}, x.T + 13));
 

@@ -20,7 +20,7 @@ std::vector<Range> all_of(Shares& shares, size_t part, uint32_t thread) {
 
 LILY_TEST(shares_are_contiguous_and_equal_in_work) {
   Shares shares(2);
-  shares.divide({{10, 100, 1}, {30, 300, 1}});  // 1,000 + 9,000: the bound lies at 5,000, 13 1/3 into the second
+  shares.divide({{10, 100, 1}, {30, 300, 1}}, 2);  // 1,000 + 9,000: the bound lies at 5,000, 13 1/3 into the second
   CHECK_EQUAL(shares.parts(), size_t(2));
   CHECK(all_of(shares, 0, 0) == (std::vector<Range>{{0, 5}, {5, 7}, {7, 8}, {8, 9}, {9, 10}}));
   CHECK(all_of(shares, 0, 1).empty());
@@ -31,13 +31,13 @@ LILY_TEST(shares_are_contiguous_and_equal_in_work) {
 
 LILY_TEST(shares_have_pieces_of_at_least_the_asked_size) {
   Shares shares(2);
-  shares.divide({{64, 1, 10}});
+  shares.divide({{64, 1, 10}}, 2);
   CHECK(all_of(shares, 0, 0) == (std::vector<Range>{{0, 16}, {16, 26}, {26, 32}}));
 }
 
 LILY_TEST(shares_of_a_late_thread_are_taken_from_the_back) {
   Shares shares(2);
-  shares.divide({{16, 1, 1}});
+  shares.divide({{16, 1, 1}}, 2);
   CHECK_EQUAL(all_of(shares, 0, 0).size(), size_t(4));
   CHECK(shares.steal(0, 0));
   CHECK(all_of(shares, 0, 0) == (std::vector<Range>{{12, 14}, {14, 15}, {15, 16}}));
@@ -56,7 +56,7 @@ LILY_TEST(shares_give_every_threadgroup_once) {
       for (uint32_t i = 0; i <= round % 3; i++) parts.push_back({(round * 37 + i * 101) % 300, 1 + (round * 7919 + i) % 40000, 1 + round % 5});
       std::vector<std::vector<std::atomic<uint32_t>>> taken;
       for (const auto& p : parts) taken.emplace_back(p.groups);
-      shares.divide(parts);
+      shares.divide(parts, 2 + round % 7);
       std::atomic<uint32_t> ready{0};
       std::vector<std::thread> running;
       for (uint32_t t = 0; t < threads; t++)

@@ -95,7 +95,7 @@ def conv_rows(case, d, isa="best", rows=None, snapshots=(), split=None):
         "conv_rows",
         case.args,
         [s, case.parts(d.proj)[0], d.conv_w, d.conv, out, y, *shots],
-        -(-case.C // 128),
+        -(-len(d.proj) // 32),
         isa=isa,
         storage=case.storage,
         split=split,

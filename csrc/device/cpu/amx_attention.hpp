@@ -28,8 +28,8 @@ template <uint32_t queries> class TileBlocks {
   }
 
   void scores(const Bf16* keys, uint32_t count, uint32_t D, uint32_t first, uint32_t last, float* s) {
-    Panel panel{kv_, 0, 0};
-    panel.pack({keys, nullptr, D}, 0, count);
+    Panel panel{kv_, count, (D + 31) / 32};
+    panel.pack({keys, nullptr, D}, 0);
     TileSession tiles;
     for (uint32_t i = first / kBlockN * kBlockN; i < last; i += kBlockN)
       for (uint32_t b = 0; b < panel.blocks(); b++) {

@@ -16,9 +16,9 @@ struct Panel {
   bool single(uint32_t block) const { return rows - block * kBlockT <= kTileRows; }
   const uint32_t* tiles(uint32_t block) const { return word + uint64_t(block) * depth * 2 * kTileWords; }
 
-  void pack(const RowSource<Bf16>& x, uint32_t t0, uint32_t count) {
-    rows = count;
-    depth = uint32_t((x.K + 31) / 32);
+  // Rows t0.. of x.
+  void pack(const RowSource<Bf16>& x, uint32_t t0) {
+    const uint32_t count = rows;
     for (uint32_t r = 0; r < count; r += kTileRows) {
       uint32_t* out = word + (uint64_t(r / kBlockT) * depth * 2 + r / kTileRows % 2) * kTileWords;
       for (uint32_t k = 0; k < depth; k++, out += 2 * kTileWords) {

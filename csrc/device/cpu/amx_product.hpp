@@ -14,11 +14,20 @@ namespace lily::cpu::LILY_CPU_NS {
 constexpr uint32_t kPanelValues = 512 * 1024;  // bf16 values of packed rows: 1 MiB
 constexpr uint32_t kAhead = 2;                 // pairs of tiles that are dequantised before they are multiplied
 
-// Rows that one panel holds.
+// Rows that one panel holds, a power of two.
 LILY_INLINE uint32_t panel_rows(uint32_t K) {
-  const uint32_t fit = smaller(kPassRows, kPanelValues / K / kBlockT * kBlockT);
-  return fit ? fit : kBlockT;
+  uint32_t rows = kPassRows;
+  while (rows > kBlockT && uint64_t(rows) * K > kPanelValues) rows /= 2;
+  return rows;
 }
+
+// Which rows a panel holds, while the kernel that packed them runs.
+struct Packed {
+  const void *x = nullptr, *index = nullptr;
+  uint32_t K = 0, first = 0, rows = 0;
+  bool operator==(const Packed&) const = default;
+};
+LILY_INLINE Packed packed_of(const RowSource<Bf16>& x, uint32_t first, uint32_t rows) { return {x.x, x.row_of, uint32_t(x.K), first, rows}; }
 
 // What a thread keeps from one product to the next.
 struct TileScratch {
@@ -26,14 +35,19 @@ struct TileScratch {
   uint32_t* b = nullptr;    // packed rows
   float* groups = nullptr;  // scales and biases
   uint32_t K = 0;
+  Packed packed;            // what b holds
 
   TileScratch() = default;
   TileScratch(const TileScratch&) = delete;
   ~TileScratch() { std::free(a); }
 
+  static TileScratch& of_thread() {
+    static thread_local TileScratch scratch;
+    return scratch;
+  }
   // Null when there is no memory for it.
   static TileScratch* get(uint32_t K) {
-    static thread_local TileScratch scratch;
+    TileScratch& scratch = of_thread();
     return K <= scratch.K || scratch.grow(round_up(K, 1024)) ? &scratch : nullptr;
   }
 
@@ -46,6 +60,7 @@ struct TileScratch {
     b = a + a_bytes / 4;
     groups = reinterpret_cast<float*>(b + b_bytes / 4);
     K = a ? depth : 0;
+    packed = {};
     return a;
   }
 };

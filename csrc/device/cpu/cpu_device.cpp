@@ -54,11 +54,6 @@ struct CpuProgram : Prepared {
   std::vector<cpu::KernelFn> kernels;  // per dispatch
 };
 
-// A range of one dispatch's threadgroups: the unit of work that threads take.
-struct Task {
-  uint32_t dispatch, begin, end;
-};
-
 class CpuDevice : public Device {
  public:
   explicit CpuDevice(DType storage) : storage_(storage), pool_(default_threads()), shares_(uint32_t(pool_.threads())), info_(cpu_device_info(storage)) {
@@ -199,10 +194,8 @@ class CpuDevice : public Device {
     bind(program, stage, bindings);
     if (pool_.threads() == 1) {
       for (size_t i = 0; i < stage.size(); i++) calls_[i].fn(calls_[i].call, 0, program.dispatches[stage[i]].groups);
-    } else if (program.dispatches[stage[0]].rows == 1) {
-      run_shares(program, stage);
     } else {
-      run_tasks(program, stage);
+      run_shares(program, stage);
     }
   }
 
@@ -224,39 +217,28 @@ class CpuDevice : public Device {
     }
   }
 
-  // A stage of prefill: its tasks one by one.
-  void run_tasks(const CpuProgram& program, const std::vector<uint32_t>& stage) {
-    tasks_.clear();
-    for (uint32_t i = 0; i < stage.size(); i++) {
-      const Dispatch& dispatch = program.dispatches[stage[i]];
-      const uint32_t pieces = uint32_t(pool_.threads()) * (dispatch.rows > LILY_GEMM_ROWS ? kPiecesOfMany : kPieces);
-      const uint32_t size = std::max<uint32_t>(1, (dispatch.groups + pieces - 1) / pieces);
-      for (uint32_t begin = 0; begin < dispatch.groups; begin += size) tasks_.push_back({i, begin, std::min(dispatch.groups, begin + size)});
-    }
-    pool_.run(uint32_t(tasks_.size()), [this](uint32_t i) {
-      const Task& t = tasks_[i];
-      calls_[t.dispatch].fn(calls_[t.dispatch].call, t.begin, t.end);
-    });
-  }
-  // Tasks of a dispatch for each thread: threads are not equally fast, and the last task of the slower one is waited for. With several blocks of
-  // rows smaller tasks cost nothing, with one they would pack its rows more often.
-  static constexpr uint32_t kPieces = 4, kPiecesOfMany = 8;
-
-  // A stage of a decode step: each thread has a share of its bytes. A kernel makes its vector ready once for its share and what it takes over.
+  // Each thread has a share of the stage. A kernel makes its vector ready, or packs its rows, once for its share and what it takes over.
   void run_shares(const CpuProgram& program, const std::vector<uint32_t>& stage) {
     parts_.clear();
+    const bool step = program.dispatches[stage[0]].rows == 1;
     uint64_t groups = 0;
     for (uint32_t d : stage) {
       const Dispatch& dispatch = program.dispatches[d];
-      const uint64_t work = std::max<uint64_t>(1, dispatch.bytes_read / std::max(1u, dispatch.groups));
-      parts_.push_back({dispatch.groups, work, dispatch.even ? uint32_t(1 + kPieceBytes / work) : 1});
+      const uint64_t bytes = std::max<uint64_t>(1, dispatch.bytes_read / std::max(1u, dispatch.groups));
+      if (step)
+        parts_.push_back({dispatch.groups, bytes, dispatch.even ? uint32_t(1 + kPieceBytes / bytes) : 1});
+      else
+        parts_.push_back({dispatch.groups, 1, 1 + dispatch.groups / (kPiecesOfChunk * uint32_t(pool_.threads()))});
       groups += dispatch.groups;
     }
-    shares_.divide(parts_);
+    shares_.divide(parts_, step ? kStepFraction : kChunkFraction);
     if (groups == 1) return take(0);
     pool_.run(uint32_t(pool_.threads()), [this](uint32_t thread) { take(thread); });
   }
-  static constexpr uint64_t kPieceBytes = 32 << 10;  // taking a piece costs less than a thousandth of reading it
+  // In a step work is bytes, and taking a piece costs less than a thousandth of reading it. In a chunk threadgroups are alike, and threads may not be: a matrix
+  // unit has different speeds on different cores.
+  static constexpr uint64_t kPieceBytes = 32 << 10;
+  static constexpr uint32_t kPiecesOfChunk = 64, kStepFraction = 2, kChunkFraction = 4;
 
   struct Place {
     Shares* shares;
@@ -300,7 +282,6 @@ class CpuDevice : public Device {
   Counters counters_;
   StageTimes clock_;
   // of the worker thread alone, kept to save allocations
-  std::vector<Task> tasks_;
   std::vector<Shares::Part> parts_;
   std::vector<Call> calls_;
   std::vector<void*> pointers_;

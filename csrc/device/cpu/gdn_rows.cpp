@@ -5,8 +5,6 @@
 namespace lily::cpu::LILY_CPU_NS {
 namespace {
 
-constexpr uint32_t kConvChannels = 128;  // of one threadgroup of conv_rows
-
 template <class Act> struct ConvRows {
   const float* qkv;
   const Act* in;
@@ -18,16 +16,17 @@ template <class Act> LILY_INLINE V conv_input(const ConvRows<Act>& x, int64_t t,
   return t < 0 ? load(x.in + uint64_t(t + 3) * x.C + i) : load(x.qkv + uint64_t(t) * x.ld + i);
 }
 
-// Stores the three rows that end with row `last`, oldest first, for channels [begin, end).
-template <class Act> LILY_INLINE void store_conv(const ConvRows<Act>& x, int64_t last, uint32_t begin, uint32_t end, Act* out) {
+// Stores the three rows that end with row `last`, oldest first.
+template <class Act> LILY_INLINE void store_conv(const ConvRows<Act>& x, int64_t last, Act* out) {
   for (int64_t j = 0; j < 3; j++)
-    for (uint32_t i = begin; i < end; i += 16) store(out + uint64_t(j) * x.C + i, conv_input(x, last - 2 + j, i));
+    for (uint32_t i = 0; i < x.C; i += 16) store(out + uint64_t(j) * x.C + i, conv_input(x, last - 2 + j, i));
 }
 
 }  // namespace
 
 // y[t,c] = silu(sum over j of w[j,c] qkv[t-3+j,c]), taps oldest first.
-// step, qkv f32[T,ld] (rounded), conv_w f32[4,C], conv_in act[3,C] -> conv_out act[3,C], y f32[T,C], snapshots act[3,C]. grid: C/128
+// step, qkv f32[T,ld] (rounded), conv_w f32[4,C], conv_in act[3,C] -> conv_out act[3,C], y f32[T,C], snapshots act[3,C]. grid: T/32
+// Whole rows one after the other, as they lie in memory; the three before are still in cache.
 template <class Act> static void conv_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGdnArgs>(c);
   const auto& step = *buffer<LilyStep>(c, 0);
@@ -35,18 +34,19 @@ template <class Act> static void conv_rows(const KernelCall& c, uint32_t begin, 
   const float* weight = buffer<float>(c, 2);
   const ConvRows<Act> x{buffer<float>(c, 1), buffer<Act>(c, 3), a.ld_qkv, C};
   float* y = buffer<float>(c, 5);
-  // All channels of the range row by row: neighbours in memory stay neighbours in time.
-  const uint32_t from = begin * kConvChannels, to = end * kConvChannels < C ? end * kConvChannels : C;
-  for (uint32_t t = 0; t < rows; t++)
-    for (uint32_t i = from; i < to; i += 16) {
+  const uint32_t from = begin * LILY_CONV_ROWS, to = end * LILY_CONV_ROWS < rows ? end * LILY_CONV_ROWS : rows;
+  for (uint32_t t = from; t < to; t++)
+    for (uint32_t i = 0; i < C; i += 16) {
       const float* w = weight + i;
       V x0 = conv_input(x, int64_t(t) - 3, i), x1 = conv_input(x, int64_t(t) - 2, i), x2 = conv_input(x, int64_t(t) - 1, i);
       V r = conv_silu(load(w), load(w + C), load(w + 2 * C), load(w + 3 * C), x0, x1, x2, conv_input(x, t, i));
       store(y + uint64_t(t) * C + i, r);
     }
-  store_conv(x, int64_t(rows) - 1, from, to, buffer<Act>(c, 4));
+  // who has a row also stores what a state after it holds
+  const auto has = [&](uint32_t t) { return t >= from && t < to; };
+  if (has(rows - 1)) store_conv(x, int64_t(rows) - 1, buffer<Act>(c, 4));
   for (uint32_t s = 0; s < step.n_snapshots && s < LILY_MAX_SNAPSHOTS; s++)
-    if (c.buffers[6 + s] && step.snapshot_rows[s] < rows) store_conv(x, step.snapshot_rows[s], from, to, buffer<Act>(c, 6 + int(s)));
+    if (c.buffers[6 + s] && has(step.snapshot_rows[s])) store_conv(x, step.snapshot_rows[s], buffer<Act>(c, 6 + int(s)));
 }
 
 // q = q / sqrt(sum q^2 + 1e-6) * Dk^-0.5, k = k / sqrt(sum k^2 + 1e-6) in place; g = exp(A softplus(a + dt_bias)), beta = sigmoid(b).

@@ -9,12 +9,15 @@ namespace lily::cpu::LILY_CPU_NS {
 
 static_assert(LILY_GEMM_ROWS == kPassRows);
 
-// Calls compute(first row, last row, first tile, last tile) for the rows that exist among threadgroups [begin, end).
-template <class Compute> LILY_INLINE void for_row_blocks(const KernelCall& c, uint32_t N, uint32_t begin, uint32_t end, Compute compute) {
-  const uint32_t T = buffer<LilyStep>(c, 0)->rows;
-  for_each_block(begin, end, N, [&](uint32_t block, uint32_t tile, uint32_t tiles) {
-    const uint32_t first = block * LILY_GEMM_ROWS;
-    if (first < T) compute(first, smaller(T, first + LILY_GEMM_ROWS), tile, tiles);
+// Calls compute(first row, last row, first tile, last tile) for the rows that exist among threadgroups [begin, end). Where fewer rows than a threadgroup's
+// go together, the threadgroups of its rows first take all outputs for the first of them, then for the next.
+template <class Act, class Compute> LILY_INLINE void for_row_blocks(const KernelCall& c, uint32_t K, uint32_t N, uint32_t begin, uint32_t end, Compute compute) {
+  const uint32_t T = buffer<LilyStep>(c, 0)->rows, size = rows_together<Act>(K), parts = LILY_GEMM_ROWS / size;
+  for_ranges(c, begin, end, [&](uint32_t begin, uint32_t end) {
+    for_each_block(begin * parts, end * parts, N, [&](uint32_t block, uint32_t tile, uint32_t tiles) {
+      const uint32_t first = block * size;
+      if (first < T) compute(first, smaller(T, first + size), tile, tiles);
+    });
   });
 }
 
@@ -22,7 +25,7 @@ template <class Compute> LILY_INLINE void for_row_blocks(const KernelCall& c, ui
 template <class Act, class Done>
 LILY_INLINE void for_tiles(const KernelCall& c, const LilyGemmArgs& a, uint32_t begin, uint32_t end, Done done) {
   const Weight w = make_weight(a.fmt, a.K, c.buffers + 3);
-  for_row_blocks(c, a.N, begin, end, [&](uint32_t first, uint32_t last, uint32_t from, uint32_t to) {
+  for_row_blocks<Act>(c, a.K, a.N, begin, end, [&](uint32_t first, uint32_t last, uint32_t from, uint32_t to) {
     const Product<Act, 1> p{{buffer<const Act>(c, 1), nullptr, a.K}, first, last, from, to, a.N, {{&w, 0}}};
     products(p, [&](uint32_t tile, uint32_t t, uint32_t rows, const float* acc) {
       for (uint32_t r = 0; r < rows; r++) done(t + r, tile * kTileN, smaller(kTileN, a.N - tile * kTileN), acc + r * kTileN);
@@ -56,7 +59,7 @@ template <class Act> static void gemm_residual(const KernelCall& c, uint32_t beg
 template <class Act> static void gate_up_rows(const KernelCall& c, uint32_t begin, uint32_t end) {
   const auto& a = args<LilyGemmArgs>(c);
   const Weight gate = make_weight(a.fmt, a.K, c.buffers + 3), up = make_weight(a.up, a.K, c.buffers + 6);
-  for_row_blocks(c, a.N, begin, end, [&](uint32_t first, uint32_t last, uint32_t from, uint32_t to) {
+  for_row_blocks<Act>(c, a.K, a.N, begin, end, [&](uint32_t first, uint32_t last, uint32_t from, uint32_t to) {
     const Product<Act, 2> p{{buffer<const Act>(c, 1), nullptr, a.K}, first, last, from, to, a.N, {{&gate, 0}, {&up, 0}}};
     pair_products(p, buffer<Act>(c, 2));
   });

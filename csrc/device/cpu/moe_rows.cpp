@@ -14,15 +14,17 @@ template <class Act> static void moe_gemm_rows(const KernelCall& c, uint32_t beg
   const RowSource<Act> x{buffer<const Act>(c, 2), a.by_slot ? nullptr : buffer<uint32_t>(c, 1), a.K};
   const Weight w = make_weight(a.a, a.K, c.buffers + 4);
   const Stream stream(buffer<float>(c, 3), a.N, offsets[a.E]);
-  for_each_block(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
-    const Product<Act, 1> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&w, uint64_t(e) * a.a_stride}}};
-    products(p, [&](uint32_t tile, uint32_t s, uint32_t rows, const float* acc) {
-      const uint32_t n = smaller(kTileN, a.N - tile * kTileN);
-      for (uint32_t r = 0; r < rows; r++) {
-        const float* sums = acc + r * kTileN;
-        float* y = buffer<float>(c, 3) + uint64_t(s + r) * a.N + tile * kTileN;
-        for (uint32_t j = 0; j < n; j += 16) n - j >= 16 ? stream.write(y + j, load(sums + j)) : store_n(y + j, load(sums + j), n - j);
-      }
+  for_ranges(c, begin, end, [&](uint32_t begin, uint32_t end) {
+    for_each_block(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
+      const Product<Act, 1> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&w, uint64_t(e) * a.a_stride}}};
+      products(p, [&](uint32_t tile, uint32_t s, uint32_t rows, const float* acc) {
+        const uint32_t n = smaller(kTileN, a.N - tile * kTileN);
+        for (uint32_t r = 0; r < rows; r++) {
+          const float* sums = acc + r * kTileN;
+          float* y = buffer<float>(c, 3) + uint64_t(s + r) * a.N + tile * kTileN;
+          for (uint32_t j = 0; j < n; j += 16) n - j >= 16 ? stream.write(y + j, load(sums + j)) : store_n(y + j, load(sums + j), n - j);
+        }
+      });
     });
   });
 }
@@ -33,9 +35,11 @@ template <class Act> static void moe_gate_up_rows(const KernelCall& c, uint32_t 
   const uint32_t* offsets = buffer<uint32_t>(c, 0);
   const RowSource<Act> x{buffer<const Act>(c, 2), buffer<uint32_t>(c, 1), a.K};
   const Weight gate = make_weight(a.a, a.K, c.buffers + 4), up = make_weight(a.b, a.K, c.buffers + 7);
-  for_each_block(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
-    const Product<Act, 2> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&gate, uint64_t(e) * a.a_stride}, {&up, uint64_t(e) * a.b_stride}}};
-    pair_products(p, buffer<Act>(c, 3));
+  for_ranges(c, begin, end, [&](uint32_t begin, uint32_t end) {
+    for_each_block(begin, end, a.N, [&](uint32_t e, uint32_t first, uint32_t last) {
+      const Product<Act, 2> p{x, offsets[e], offsets[e + 1], first, last, a.N, {{&gate, uint64_t(e) * a.a_stride}, {&up, uint64_t(e) * a.b_stride}}};
+      pair_products(p, buffer<Act>(c, 3));
+    });
   });
 }
 

@@ -69,11 +69,13 @@ template <uint32_t S> struct Walk {
 template <uint32_t S, class Done> static void tile_products(const Product<Bf16, S>& p, TileScratch& scratch, Done done) {
   alignas(64) float acc[S * kAccFloats];
   const uint32_t pass = panel_rows(uint32_t(p.x.K));
-  Panel panel{scratch.b, 0, 0};
   TileSession tiles;
   for (uint32_t t = p.first, rows; t < p.last; t += rows) {
     rows = smaller(pass, p.last - t);
-    panel.pack(p.x, t, rows);
+    const Packed wanted = packed_of(p.x, t, rows);
+    Panel panel{scratch.b, rows, uint32_t((p.x.K + 31) / 32)};
+    if (scratch.packed != wanted) panel.pack(p.x, t);
+    scratch.packed = wanted;
     Fill fill(scratch.a, scratch.groups);
     for (uint32_t tile = p.begin; tile < p.end; tile++) {
       bool more = true;
@@ -88,6 +90,24 @@ template <uint32_t S, class Done> static void tile_products(const Product<Bf16, 
   }
 }
 #endif
+
+// Runs compute(begin, end) for one range of a kernel after the other. Rows packed for one of them stay for those that follow.
+template <class Compute> LILY_INLINE void for_ranges(const KernelCall& c, uint32_t begin, uint32_t end, Compute compute) {
+#if defined(LILY_AMX)
+  TileScratch::of_thread().packed = {};
+#endif
+  do compute(begin, end);
+  while (next_range(c, begin, end));
+}
+
+// Rows of x that are multiplied with one output after the other: those that a thread keeps packed.
+template <class Act> LILY_INLINE uint32_t rows_together(uint32_t K) {
+#if defined(LILY_AMX)
+  if (sizeof(Act) == sizeof(Bf16)) return panel_rows(K);
+#endif
+  (void)K;
+  return kPassRows;
+}
 
 template <class Act, uint32_t S, class Done> LILY_INLINE void products(const Product<Act, S>& p, Done done) {
 #if defined(LILY_AMX)

@@ -1,6 +1,6 @@
-// How the threads of a decode stage divide its threadgroups. Each has a contiguous share of about as many bytes, takes half of what is left of it again and
+// How the threads of a stage divide its threadgroups. Each has a contiguous share of about as much work, takes a part of what is left of it again and
 // again, and then half of what another one has left, from the back. So memory is read in long streams, all threads end at about the same time, and one that
-// another process holds up is helped.
+// is slower or held up by another process is helped.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -21,8 +21,9 @@ class Shares {
     uint32_t least;
   };
 
-  // Not while anyone takes.
-  void divide(const std::vector<Part>& parts) {
+  // A piece is 1/`fraction` of what is left of a share, or the least one. Not while anyone takes.
+  void divide(const std::vector<Part>& parts, uint32_t fraction) {
+    fraction_ = fraction;
     if (parts.size() > capacity_) {
       capacity_ = parts.size();
       ranges_.reset(new Range[capacity_ * threads_]);
@@ -54,7 +55,7 @@ class Shares {
     for (;;) {
       const uint32_t b = first(v), e = last(v);
       if (b >= e) return false;
-      const uint32_t n = std::min(e - b, std::max(least_[part], (e - b) / 2));
+      const uint32_t n = std::min(e - b, std::max(least_[part], (e - b) / fraction_));
       if (!r.compare_exchange_weak(v, pack(b + n, e), std::memory_order_relaxed)) continue;
       *begin = b, *end = b + n;
       return true;
@@ -87,6 +88,7 @@ class Shares {
   static uint32_t last(uint64_t v) { return uint32_t(v >> 32); }
 
   const uint32_t threads_;
+  uint32_t fraction_ = 2;
   size_t capacity_ = 0;
   std::unique_ptr<Range[]> ranges_;
   std::vector<uint32_t> least_;
