@@ -353,6 +353,10 @@ V exp(V x) {
   p = fma(p, r, splat(0.5f));
   p = fma(p, r, splat(1.0f));
   p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+  // lanes below the clamp are zero; what is no number stays none
+  return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.5f), _CMP_NLT_UQ), p.v, n.v)};
+#else
   // 2^n in two factors, so that n = 128 overflows to infinity and not to garbage
   U half = to_int(round_nearest(mul(n, splat(0.5f))));
   U rest = to_int(sub(n, to_float(half)));
@@ -363,6 +367,7 @@ V exp(V x) {
   U sign = bits(min(below, zero()));
   U keep = addu(splatu(0xffffffffu), shr<31>(sign));  // all ones when x >= -87.5, else 0
   return from_bits(andu(bits(y), keep));
+#endif
 }
 LILY_INLINE float first(V a) { float t[16]; store(t, a); return t[0]; }
 LILY_INLINE float exp1(float x) { return first(exp(splat(x))); }
