@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -386,6 +385,8 @@ class Model(ChatMethods, AsyncMethods, ProfileMethods):
         return f"Model({self.source!r}, {self.config.num_layers} layers, {kind}, context {self.config.max_context})"
 
     def _repr_html_(self) -> str:
+        import html
+
         try:
             memory, where = str(self.memory()), self.device.name
         except ValueError:

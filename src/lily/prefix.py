@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,4 +46,6 @@ class Prefix:
         """A name for these tokens, origins and places."""
         places = np.array(self.snapshots, np.int32)
         parts = (self.tokens.astype("<i4"), self.origins.astype(np.uint8), places.astype("<i4"))
+        import hashlib
+
         return hashlib.sha256(b"|".join(part.tobytes() for part in parts)).hexdigest()[:32]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -154,6 +153,8 @@ class Profile:
         return figure
 
     def _repr_html_(self) -> str:
+        import html
+
         return f"<pre>{html.escape(str(self))}</pre>"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +169,8 @@ class ReplyParser:
         self._space = ""
         self._raw, self._buffer = self._buffer[: opening.length], self._buffer[opening.length :]
         self._reader, self._state = CallReader(self._tools[opening.name]), self._call
+        import uuid
+
         id = f"call_{uuid.uuid4().hex[:24]}"
         self._calls.append((id, opening.name, []))
         opened = ToolCallDelta(len(self._calls) - 1, id, opening.name)

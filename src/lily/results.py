@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -148,6 +147,8 @@ class Generation:
         }
 
     def _repr_html_(self) -> str:
+        import html
+
         body = f'<div style="white-space:pre-wrap">{html.escape(self.text)}</div>'
         return f"{body}<small>{html.escape(str(self.timing))}; {self.finish_reason}</small>"
 
@@ -193,6 +194,8 @@ class Message:
         return message
 
     def _repr_html_(self) -> str:
+        import html
+
         thoughts = f'<div style="white-space:pre-wrap;opacity:0.6">{html.escape(self.reasoning)}</div>' if self.reasoning else ""
         calls = "".join(f"<code>{html.escape(str(call.to_dict()['function']))}</code><br>" for call in self.tool_calls)
         body = f'<div style="white-space:pre-wrap">{html.escape(self.content)}</div>{calls}'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -102,6 +101,8 @@ class Sampling:
 
     def resolved(self) -> Sampling:
         """No field left open: what nobody set is off, and the seed is a fresh one."""
+        import secrets
+
         base = Sampling(**_OFF, logit_bias={}, seed=self.seed if self.seed is not None else secrets.randbits(64))
         return self.over(base)
 

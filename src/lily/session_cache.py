@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -45,6 +44,8 @@ class SessionCache:
         self._root = directory
         self.limit = limit
         bound = json.dumps(session_file.binding(model), sort_keys=True).encode()
+        import hashlib
+
         self.directory = directory / hashlib.sha256(bound).hexdigest()[:16]
         self.directory.mkdir(parents=True, exist_ok=True)
         self._known: dict[str, Stored | None] = {}  # by file name; None for one that cannot be read

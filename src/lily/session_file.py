@@ -6,12 +6,9 @@ Metadata `lily`: a JSON object with the fields of `binding`, the counts, the sna
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +33,8 @@ _DTYPES = {"<i4": "I32", "|u1": "U8"}
 
 def model_digest(directory: Path, config: dict[str, Any]) -> str:
     """SHA-256 over the configuration and, for every tensor, its name, dtype, shape and first 4 KiB."""
+    import hashlib
+
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -62,6 +61,8 @@ def binding(model: Model) -> dict[str, Any]:
 
 def config_digest(config: dict[str, Any]) -> str:
     """SHA-256 of a configuration, whatever the order of its keys."""
+    import hashlib
+
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
@@ -88,6 +89,8 @@ def save(model: Model, session: Any, path: str | os.PathLike[str]) -> int:
         "format": "lily-session", "version": VERSION, **binding(model), "consumed": image["consumed"],
         "states": len(image["states"]), "kv": len(image["kv"]), "snapshots": image["snapshots"], "crc32": _checksums(tensors),
     }  # fmt: skip
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=PART, dir=target.parent)
     try:
         with open(handle, "wb", buffering=0) as file:
@@ -205,6 +208,8 @@ def _checksums(tensors: dict[str, np.ndarray[Any, Any]]) -> dict[str, int]:
         for start in range(0, len(data), _CRC_CHUNK):
             value = zlib.crc32(data[start : start + _CRC_CHUNK], value)
         return value
+
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # crc32 runs without the GIL
         return dict(zip(tensors, pool.map(crc, tensors.values()), strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -147,6 +146,8 @@ def _bf16_blocks(weight: Mapping[str, Any], kind: str) -> Iterator[tuple[int, An
 @contextmanager
 def _temporary(size: int) -> Iterator[tuple[int, str]]:
     """An open file of `size` bytes without a name: it is gone when the last mapping is, whatever ends the process."""
+    import tempfile
+
     with tempfile.TemporaryFile(prefix="lily-", buffering=0) as file:
         descriptor = file.fileno()
         try:

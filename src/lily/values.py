@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from lily.errors import CheckpointError
 from lily.quantization import Packing
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     Array = np.ndarray[Any, Any]
 
 _BLOCK_ELEMENTS = 1 << 18
@@ -109,6 +110,8 @@ def write_at(target: int, array: Array, place: int) -> None:
 @contextmanager
 def _workers() -> Iterator[ThreadPoolExecutor]:
     """Threads for numpy's loops; what has not begun is dropped when something fails or Ctrl-C is pressed."""
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
         yield pool
