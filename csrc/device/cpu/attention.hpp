@@ -113,11 +113,13 @@ struct HeadProduct {
   float* c;
   uint64_t ldc;
   const float* decay;  // null: 1
+  const T* next = nullptr;  // depth * columns values that are wanted after this product, or null
 };
 
-template <uint32_t M, uint32_t N, class T>
+template <uint32_t M, uint32_t N, bool fetching, class T>
 LILY_INLINE void multiply_tile(const HeadProduct<T>& p, uint32_t row, uint32_t column) {
   const T* b = p.b + column;
+  const T* next = p.next + p.depth * column;
   float* c = p.c + row * p.ldc + column;
   const float* a[M];
   LILY_UNROLL for (uint32_t m = 0; m < M; m++) a[m] = p.a + (row + m) * p.lda;
@@ -128,6 +130,10 @@ LILY_INLINE void multiply_tile(const HeadProduct<T>& p, uint32_t row, uint32_t c
   }
   for (uint64_t k = 0; k < p.depth; k++, b += p.ldb) {
     V values[N];
+    if constexpr (fetching) {
+      for (uint32_t i = 0; i < 16 * N; i += 64 / sizeof(T)) __builtin_prefetch(next + i, 0, 2);
+      next += 16 * N;
+    }
     LILY_UNROLL for (uint32_t n = 0; n < N; n++) values[n] = load(b + 16 * n);
     LILY_UNROLL for (uint32_t m = 0; m < M; m++) {
       V x = splat(a[m][k]);
@@ -139,18 +145,23 @@ LILY_INLINE void multiply_tile(const HeadProduct<T>& p, uint32_t row, uint32_t c
   }
 }
 
-template <uint32_t M, uint32_t N, class T>
+template <uint32_t M, uint32_t N, bool fetching = false, class T>
 LILY_INLINE void multiply_rows_of(const HeadProduct<T>& p, uint32_t row, uint32_t columns) {
   uint32_t n = 0;
-  for (; n + 16 * N <= columns; n += 16 * N) multiply_tile<M, N>(p, row, n);
-  for (; n < columns; n += 16) multiply_tile<M, 1>(p, row, n);
+  for (; n + 16 * N <= columns; n += 16 * N) multiply_tile<M, N, fetching>(p, row, n);
+  for (; n < columns; n += 16) multiply_tile<M, 1, fetching>(p, row, n);
 }
 
 template <class T>
 static void multiply(const HeadProduct<T>& p, uint32_t rows, uint32_t columns) {
   uint32_t m = 0;
-  if constexpr (tall_rows > 0)
+  if constexpr (tall_rows > 0) {
+    if (p.next && rows >= tall_rows) {
+      multiply_rows_of<tall_rows, tall_vectors, true>(p, 0, columns);
+      m = tall_rows;
+    }
     for (; m + tall_rows <= rows; m += tall_rows) multiply_rows_of<tall_rows, tall_vectors>(p, m, columns);
+  }
   for (; m + tile_rows <= rows; m += tile_rows) multiply_rows_of<tile_rows, tile_vectors>(p, m, columns);
   for (; m < rows; m++) multiply_rows_of<1, tile_vectors>(p, m, columns);
 }

@@ -49,7 +49,7 @@ LILY_INLINE void score_tile(const float* q, const Act* keys, uint64_t D, float* 
   constexpr uint32_t together = H * N % 4 ? 1 : 4;
   float sums[H * N];
   LILY_UNROLL for (uint32_t i = 0; i < H * N; i += together) reduce_rows<together>(acc + i, sums + i);
-  LILY_UNROLL for (uint32_t i = 0; i < H * N; i++) s[i / N * key_block + i % N] = sums[i];
+  LILY_UNROLL for (uint32_t h = 0; h < H; h++) std::memcpy(s + h * key_block, sums + h * N, N * sizeof(float));
 }
 
 template <uint32_t N, class Act>
@@ -103,7 +103,13 @@ static void attn_split(const KernelCall& c, uint32_t begin, uint32_t end) {
       uint32_t count = uint32_t(to - base < key_block ? to - base : key_block);
       score_keys(q, heads, buffer<const Act>(c, 3) + at, buffer<const Act>(c, 4) + at, count, D, s);
       softmax_block<Act>(s, heads, [count](uint32_t) { return count; }, a.scale, m, l, decay);
-      multiply(HeadProduct<Act>{s, key_block, buffer<const Act>(c, 4) + at, D, count, o, D, decay}, heads, D);
+      // while values are multiplied, the keys that come next are fetched: of this split, or of the next one
+      const Act* next = nullptr;
+      if (base + key_block < to)
+        next = buffer<const Act>(c, 3) + arena_offset(a, table, uint32_t(base + key_block), kv);
+      else if (g + 1 < end && uint64_t((g + 1) / a.Hkv) * a.blocks_per_split * LILY_KV_BLOCK < keys)
+        next = buffer<const Act>(c, 3) + arena_offset(a, table, (g + 1) / a.Hkv * a.blocks_per_split * LILY_KV_BLOCK, (g + 1) % a.Hkv);
+      multiply(HeadProduct<Act>{s, key_block, buffer<const Act>(c, 4) + at, D, count, o, D, decay, next}, heads, D);
     }
     uint64_t first = uint64_t(split) * a.Hq + kv * heads;
     float* ml = buffer<float>(c, 6) + 2 * first;
