@@ -1,4 +1,5 @@
 // How threads divide the threadgroups of a decode stage.
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -33,6 +34,16 @@ LILY_TEST(shares_have_pieces_of_at_least_the_asked_size) {
   Shares shares(2);
   shares.divide({{64, 1, 10}}, 2);
   CHECK(all_of(shares, 0, 0) == (std::vector<Range>{{0, 16}, {16, 26}, {26, 32}}));
+}
+
+LILY_TEST(shares_of_few_threadgroups_go_to_many_threads) {
+  Shares shares(4);
+  shares.divide({{6, 1, 1}}, 2);  // bounds at 1.5, 3 and 4.5
+  for (auto [thread, begin, end] : {std::array{0u, 0u, 2u}, {1u, 2u, 3u}, {2u, 3u, 5u}, {3u, 5u, 6u}}) {
+    const auto pieces = all_of(shares, 0, thread);
+    CHECK_EQUAL(pieces.front().first, begin);
+    CHECK_EQUAL(pieces.back().second, end);
+  }
 }
 
 LILY_TEST(shares_of_a_late_thread_are_taken_from_the_back) {

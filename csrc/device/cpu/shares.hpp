@@ -36,7 +36,7 @@ class Shares {
       const Part& p = parts[i];
       uint32_t from = 0;
       for (uint32_t t = 0; t < threads_; t++) {
-        const uint64_t bound = total / threads_ * (t + 1);
+        const uint64_t bound = total * (t + 1) / threads_;
         uint32_t to = t + 1 == threads_ ? p.groups : bound <= before ? 0 : uint32_t(std::min<uint64_t>(p.groups, (bound - before + p.work - 1) / p.work));
         to = std::max(to, from);
         range(i, t).store(pack(from, to), std::memory_order_relaxed);
