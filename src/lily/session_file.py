@@ -80,6 +80,8 @@ def arithmetic(isa: str, forced: str) -> str:
 
 def save(model: Model, session: Any, path: str | os.PathLike[str]) -> int:
     """Write atomically: to a temporary file beside `path`, synced, then renamed over it. Returns the file's bytes."""
+    import tempfile
+
     target = Path(path)
     image = native().export_session(session)
     tensors: dict[str, np.ndarray[Any, Any]] = {"tokens": image["tokens"], "origins": image["origins"]}
@@ -89,8 +91,6 @@ def save(model: Model, session: Any, path: str | os.PathLike[str]) -> int:
         "format": "lily-session", "version": VERSION, **binding(model), "consumed": image["consumed"],
         "states": len(image["states"]), "kv": len(image["kv"]), "snapshots": image["snapshots"], "crc32": _checksums(tensors),
     }  # fmt: skip
-    import tempfile
-
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=PART, dir=target.parent)
     try:
         with open(handle, "wb", buffering=0) as file:

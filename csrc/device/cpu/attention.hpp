@@ -119,7 +119,7 @@ struct HeadProduct {
 template <uint32_t M, uint32_t N, bool fetching, class T>
 LILY_INLINE void multiply_tile(const HeadProduct<T>& p, uint32_t row, uint32_t column) {
   const T* b = p.b + column;
-  const T* next = p.next + p.depth * column;
+  const T* next = fetching ? p.next + p.depth * column : nullptr;
   float* c = p.c + row * p.ldc + column;
   const float* a[M];
   LILY_UNROLL for (uint32_t m = 0; m < M; m++) a[m] = p.a + (row + m) * p.lda;

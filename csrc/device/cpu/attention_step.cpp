@@ -87,9 +87,10 @@ static void attn_split(const KernelCall& c, uint32_t begin, uint32_t end) {
   const uint32_t* table = buffer<const uint32_t>(c, 2);
   alignas(64) float q[max_group_heads * max_head_dim], o[max_group_heads * max_head_dim], s[max_group_heads * key_block];
   float m[max_group_heads], l[max_group_heads], decay[max_group_heads];
+  const auto first_key = [&](uint32_t g) { return uint64_t(g / a.Hkv) * a.blocks_per_split * LILY_KV_BLOCK; };
   for (uint32_t g = begin; g < end; g++) {
     uint32_t kv = g % a.Hkv, split = g / a.Hkv;
-    uint64_t from = uint64_t(split) * a.blocks_per_split * LILY_KV_BLOCK;
+    uint64_t from = first_key(g);
     uint64_t to = from + uint64_t(a.blocks_per_split) * LILY_KV_BLOCK;
     if (to > keys) to = keys;
     const Act* query = buffer<const Act>(c, 1) + kv * heads * D;
@@ -107,8 +108,8 @@ static void attn_split(const KernelCall& c, uint32_t begin, uint32_t end) {
       const Act* next = nullptr;
       if (base + key_block < to)
         next = buffer<const Act>(c, 3) + arena_offset(a, table, uint32_t(base + key_block), kv);
-      else if (g + 1 < end && uint64_t((g + 1) / a.Hkv) * a.blocks_per_split * LILY_KV_BLOCK < keys)
-        next = buffer<const Act>(c, 3) + arena_offset(a, table, (g + 1) / a.Hkv * a.blocks_per_split * LILY_KV_BLOCK, (g + 1) % a.Hkv);
+      else if (g + 1 < end && first_key(g + 1) < keys)
+        next = buffer<const Act>(c, 3) + arena_offset(a, table, uint32_t(first_key(g + 1)), (g + 1) % a.Hkv);
       multiply(HeadProduct<Act>{s, key_block, buffer<const Act>(c, 4) + at, D, count, o, D, decay, next}, heads, D);
     }
     uint64_t first = uint64_t(split) * a.Hq + kv * heads;

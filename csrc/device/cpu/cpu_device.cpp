@@ -252,7 +252,7 @@ class CpuDevice : public Device {
     return true;
   }
   void take(uint32_t thread) {
-    const uint32_t parts = uint32_t(calls_.size());
+    const uint32_t parts = uint32_t(shares_.parts());
     for (uint32_t i = parts == 1 ? 1 : 0; i < 2 * parts; i++) {  // its own share of each dispatch, then what others have left of each
       Place place{&shares_, i % parts, thread, i >= parts};
       Call call = calls_[place.part];

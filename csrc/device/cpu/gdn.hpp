@@ -5,8 +5,6 @@
 
 namespace lily::cpu::LILY_CPU_NS {
 
-// Loops around an exponential stay functions: inlined at every use they would dominate the size and the build time of these files.
-
 constexpr uint32_t kMaxHeadDim = 256;  // of Dk everywhere, of Dv in gdn_step
 
 // N vectors side by side: 16 N columns of the state that stay in registers while dk runs.

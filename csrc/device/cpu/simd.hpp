@@ -21,6 +21,7 @@
 #endif
 
 #define LILY_INLINE static inline __attribute__((always_inline))
+// For loops around an exponential, which at every use would dominate the size and the build time of a file, and for what is rare.
 #define LILY_OUTLINE static inline __attribute__((noinline))
 
 #if defined(__clang__)
